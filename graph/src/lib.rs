@@ -1,1 +1,38 @@
-//! Devices.
+//! `graph`: what a device can do, and whether work may be replayed.
+//!
+//! The crate knows memory, streams, captures and digests. It names no model, operation, lane or request.
+//!
+//! **Who owns an address.** An [`Arena`] owns device memory; a [`Ptr`] is a number that says where in it
+//! something lies. Whatever outlives the call that used a `Ptr` (a queued launch, an [`Exec`]) holds the
+//! arenas it points into. The host device never reuses an address, so a stale one is an error that names
+//! the arena it came from.
+//!
+//! Reading order: [`address`], [`region`], [`arena`], [`kernel`], [`emission`], [`stream`], [`recording`],
+//! [`exec`], [`staging`], [`digest`], [`device`], [`host`].
+
+pub mod address;
+pub mod arena;
+pub mod device;
+pub mod digest;
+pub mod emission;
+pub mod error;
+pub mod exec;
+pub mod host;
+pub mod kernel;
+pub mod recording;
+pub mod region;
+pub mod staging;
+pub mod stream;
+
+pub use address::Ptr;
+pub use arena::{Arena, Pinned, Slab};
+pub use device::Device;
+pub use digest::{Digest, Digester};
+pub use emission::{Emission, Entry};
+pub use error::{Error, Fault, Result};
+pub use exec::Exec;
+pub use kernel::{Definition, Grid, Kernel};
+pub use recording::Recording;
+pub use region::{Region, Span};
+pub use staging::Staging;
+pub use stream::{Event, Stream};

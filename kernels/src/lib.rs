@@ -1,1 +1,25 @@
-//! Operations.
+//! `kernels`: the operations of the model, each once as contract, argument block and host implementation.
+//!
+//! The crate knows rows, pages and views; it names no lane, round or request. A file is one operation or
+//! one family: the contract (formula, shapes, domain, effects), the argument block, the checks that make a
+//! launch legal, the grid, and the host implementation, which is the specification.
+//!
+//! How numbers behave (rounding points, the order of sums, ties, cuts) is said once, in [`numerics`].
+//! What a row is and where its state lies is said in [`table`] and [`state`].
+//!
+//! In the order a round meets them: [`rows`], [`embed`], [`residual`], [`hyper`], [`linear`], the gated
+//! delta net ([`conv`], [`delta`], [`gate`]), sparse attention ([`heads`], [`index`], [`attend`]),
+//! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`pick`], [`advance`].
+
+pub mod advance;
+pub mod embed;
+pub mod hyper;
+pub mod linear;
+pub mod matrix;
+pub mod numerics;
+pub mod pick;
+pub mod residual;
+pub mod rope;
+pub mod rows;
+pub mod state;
+pub mod table;

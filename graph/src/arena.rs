@@ -1,0 +1,195 @@
+//! Memory with an owner: arenas on the device, pinned memory on the host, slabs of equal slots.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::Pod;
+
+use crate::Ptr;
+use crate::device::Device;
+use crate::digest::{Digest, Digester};
+use crate::error::{Error, Result};
+use crate::host::{Host, Place};
+use crate::region::Region;
+
+/// Counts allocations, so that no two arenas of a process share an epoch.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// One allocation of device memory. Clones share it; it is freed when the last owner goes.
+#[derive(Clone)]
+pub struct Arena(Arc<Owned>);
+
+struct Owned {
+    host: Arc<Host>,
+    label: String,
+    address: u64,
+    bytes: usize,
+    epoch: u64,
+}
+
+impl Arena {
+    pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Arena> {
+        host.refuse_in_capture("allocation")?;
+        let address = host.memory().allocate(label, bytes, Place::Device)?;
+        let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
+        Ok(Arena(Arc::new(Owned { host: host.clone(), label: label.into(), address, bytes, epoch })))
+    }
+
+    /// What the memory is for.
+    pub fn label(&self) -> &str {
+        &self.0.label
+    }
+
+    /// Its first address.
+    pub fn base(&self) -> Ptr<u8> {
+        Ptr::new(self.0.address)
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// A number that no other arena of this process has: two arenas at one address differ in it.
+    pub fn epoch(&self) -> u64 {
+        self.0.epoch
+    }
+
+    /// The digest of what a launch can bake of this arena: address, size, epoch.
+    pub fn digest(&self) -> Digest {
+        Digester::new().number(self.0.address).number(self.0.bytes as u64).number(self.0.epoch).finish()
+    }
+
+    /// Writes `values` at `to`, which must lie in this arena. Waits for nothing: queued work may still
+    /// read the old bytes.
+    pub fn write<T: Pod>(&self, to: Ptr<T>, values: &[T]) -> Result<()> {
+        self.check_range("write", to, values.len())?;
+        self.0.host.refuse_in_capture("a synchronous write")?;
+        self.0.host.healthy()?;
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let mut memory = self.0.host.memory();
+        memory.bytes_mut(to.address(), bytes.len()).expect("the range was checked").copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Reads `count` values at `from`, which must lie in this arena. Waits for nothing: synchronise first.
+    pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Result<Vec<T>> {
+        self.check_range("read", from, count)?;
+        self.0.host.refuse_in_capture("a synchronous read")?;
+        self.0.host.healthy()?;
+        let memory = self.0.host.memory();
+        let bytes = memory.bytes(from.address(), count * size_of::<T>()).expect("the range was checked");
+        Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
+    }
+
+    fn check_range<T>(&self, call: &'static str, at: Ptr<T>, count: usize) -> Result<()> {
+        let (start, bytes) = (at.address(), count * size_of::<T>());
+        let end = self.0.address + self.0.bytes as u64;
+        if start < self.0.address || start + bytes as u64 > end {
+            let why = format!("{bytes} bytes at {at:?} are not inside `{}` ({self:?})", self.0.label);
+            return Err(Error::Size { call, why });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.host.release(self.address);
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {} bytes @{:x} epoch {}", self.0.label, self.0.bytes, self.0.address, self.0.epoch)
+    }
+}
+
+/// Pinned host memory: the host writes and reads it, and copies may name its addresses.
+pub struct Pinned {
+    host: Arc<Host>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Pinned {
+    pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Pinned> {
+        host.refuse_in_capture("pinned allocation")?;
+        let address = host.memory().allocate(label, bytes, Place::Pinned)?;
+        Ok(Pinned { host: host.clone(), address, bytes })
+    }
+
+    /// Its first address.
+    pub fn base(&self) -> Ptr<u8> {
+        Ptr::new(self.address)
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Lets the host write. Copies from here that were queued and have not run become faults.
+    pub fn write<R>(&mut self, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut memory = self.host.memory();
+        memory.touch(self.address);
+        fill(memory.bytes_mut(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
+    }
+
+    /// Lets the host read.
+    pub fn read<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R {
+        let memory = self.host.memory();
+        look(memory.bytes(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.host.release(self.address);
+    }
+}
+
+/// An arena cut into slots of one size. A slot is reached through its number, so launches bake the slab's
+/// address and stride, never a slot's.
+#[derive(Clone, Debug)]
+pub struct Slab {
+    arena: Arena,
+    stride: usize,
+    slots: usize,
+}
+
+impl Slab {
+    /// Allocates `slots` slots with the layout of `slot`.
+    pub fn new(device: &Device, label: &str, slot: &Region, slots: usize) -> Result<Slab> {
+        let stride = slot.bytes();
+        Ok(Slab { arena: device.arena(label, stride * slots)?, stride, slots })
+    }
+
+    /// The arena behind it.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Bytes from one slot to the next.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The first address of slot `index`.
+    pub fn slot(&self, index: usize) -> Ptr<u8> {
+        assert!(index < self.slots, "slot {index} of a slab of {}", self.slots);
+        self.arena.base().byte_add(index * self.stride)
+    }
+
+    /// The digest of what a launch can bake of this slab: its arena, stride and capacity.
+    pub fn digest(&self) -> Digest {
+        let mut digest = Digester::new();
+        digest.digest(self.arena.digest()).number(self.stride as u64).number(self.slots as u64).finish()
+    }
+}

@@ -1,0 +1,164 @@
+//! An emission: the list of launches, copies and fills that a body asks for, before anything is launched.
+//!
+//! Emitting needs no device. A device runs an emission eagerly, or records it under a capture; the digest
+//! of the list is what two rounds with equal keys must share.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+use crate::Ptr;
+use crate::digest::{Digest, Digester};
+use crate::error::{Error, Result};
+use crate::kernel::{Definition, Grid, Kernel};
+
+/// An ordered list of entries.
+#[derive(Clone, Debug, Default)]
+pub struct Emission {
+    entries: Vec<Entry>,
+    /// The argument blocks of all launches, one after another.
+    blocks: Vec<u8>,
+}
+
+/// One thing for a device to do.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry {
+    /// Runs a kernel.
+    Launch {
+        /// Which.
+        kernel: &'static Definition,
+        /// Its launch shape.
+        grid: Grid,
+        /// Where its argument block starts in the emission.
+        block: usize,
+    },
+    /// Copies bytes; source and destination do not overlap. Either side may be pinned memory. The source is
+    /// read when the copy runs.
+    Copy {
+        /// Where to.
+        to: Ptr<u8>,
+        /// Where from.
+        from: Ptr<u8>,
+        /// How many bytes.
+        bytes: usize,
+    },
+    /// Sets bytes to one value.
+    Fill {
+        /// Where.
+        to: Ptr<u8>,
+        /// How many bytes.
+        bytes: usize,
+        /// The value of each.
+        value: u8,
+    },
+}
+
+impl Emission {
+    /// An empty emission.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a launch of `K`, after checking that its arguments are legal.
+    pub fn launch<K: Kernel>(&mut self, args: &K::Args) -> Result<()> {
+        K::check(args).map_err(|why| Error::Launch { kernel: K::NAME, why })?;
+        let block = self.blocks.len();
+        self.blocks.extend_from_slice(bytemuck::bytes_of(args));
+        self.entries.push(Entry::Launch { kernel: K::DEFINITION, grid: K::grid(args), block });
+        Ok(())
+    }
+
+    /// Adds a copy of `count` values.
+    pub fn copy<T: Pod>(&mut self, to: Ptr<T>, from: Ptr<T>, count: usize) {
+        self.entries.push(Entry::Copy { to: to.cast(), from: from.cast(), bytes: count * size_of::<T>() });
+    }
+
+    /// Adds a fill of `bytes` bytes.
+    pub fn fill(&mut self, to: Ptr<u8>, bytes: usize, value: u8) {
+        self.entries.push(Entry::Fill { to, bytes, value });
+    }
+
+    /// Adds every entry of `other`.
+    pub fn append(&mut self, other: &Emission) {
+        let shift = self.blocks.len();
+        self.blocks.extend_from_slice(&other.blocks);
+        self.entries.extend(other.entries.iter().map(|entry| match *entry {
+            Entry::Launch { kernel, grid, block } => Entry::Launch { kernel, grid, block: block + shift },
+            other => other,
+        }));
+    }
+
+    /// Removes everything and keeps the memory.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.blocks.clear();
+    }
+
+    /// The entries in order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are no entries.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The argument block of a launch that starts at `block`.
+    pub fn block(&self, kernel: &Definition, block: usize) -> &[u8] {
+        &self.blocks[block..block + kernel.args_bytes]
+    }
+
+    /// The digest of every entry in order: kernel, element, grid and argument bytes; addresses and sizes of
+    /// copies and fills.
+    pub fn digest(&self) -> Digest {
+        let mut digest = Digester::new();
+        for entry in &self.entries {
+            match *entry {
+                Entry::Launch { kernel, grid, block } => {
+                    digest.text(kernel.name).text(kernel.element).bytes(bytemuck::bytes_of(&grid.0));
+                    digest.bytes(self.block(kernel, block));
+                }
+                Entry::Copy { to, from, bytes } => {
+                    digest.text("copy").number(to.address()).number(from.address()).number(bytes as u64);
+                }
+                Entry::Fill { to, bytes, value } => {
+                    digest.text("fill").number(to.address()).number(bytes as u64).number(value.into());
+                }
+            }
+        }
+        digest.finish()
+    }
+}
+
+/// One line per entry: what a person reads when two emissions differ.
+impl fmt::Display for Emission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        struct Block<'a>(&'static Definition, &'a [u8]);
+        impl fmt::Display for Block<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                (self.0.describe)(self.1, f)
+            }
+        }
+        for (index, entry) in self.entries.iter().enumerate() {
+            match *entry {
+                Entry::Launch { kernel, grid: Grid([x, y, z]), block } => {
+                    let block = Block(kernel, self.block(kernel, block));
+                    writeln!(f, "{index:4} {kernel:?} grid {x}x{y}x{z} {block}")?;
+                }
+                Entry::Copy { to, from, bytes } => {
+                    writeln!(f, "{index:4} copy {bytes} bytes {from:?} -> {to:?}")?
+                }
+                Entry::Fill { to, bytes, value } => {
+                    writeln!(f, "{index:4} fill {bytes} bytes {to:?} with {value:#04x}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! What can go wrong on a device. [`Error`] is what calls return; [`Fault`] is what running work finds.
+
+use std::fmt;
+
+/// The result of a device call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a device call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// The call may not happen while a stream of this device is being captured.
+    Capturing {
+        /// The refused call.
+        call: &'static str,
+        /// The label of the capture in progress.
+        capture: String,
+    },
+    /// A capture ended without an exec, and why.
+    CaptureFailed {
+        /// The label of the capture.
+        capture: String,
+        /// What broke it.
+        why: String,
+    },
+    /// There is not enough memory.
+    OutOfMemory {
+        /// What the memory was for.
+        label: String,
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes that were left.
+        free: usize,
+    },
+    /// A launch whose arguments are not legal; nothing was queued.
+    Launch {
+        /// The kernel.
+        kernel: &'static str,
+        /// Which argument, with its values.
+        why: String,
+    },
+    /// A call with sizes that do not fit.
+    Size {
+        /// The call.
+        call: &'static str,
+        /// The sizes.
+        why: String,
+    },
+    /// Queued work failed when it ran. The device stays in this state: nothing later runs.
+    Fault(Fault),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Capturing { call, capture } => {
+                write!(
+                    f,
+                    "{call} is not allowed while `{capture}` is being captured; do it before the capture"
+                )
+            }
+            Error::CaptureFailed { capture, why } => write!(f, "capture `{capture}` failed: {why}"),
+            Error::OutOfMemory { label, asked, free } => {
+                write!(f, "out of memory: `{label}` needs {asked} bytes and {free} are free")
+            }
+            Error::Launch { kernel, why } => write!(f, "launch of `{kernel}` refused: {why}"),
+            Error::Size { call, why } => write!(f, "{call}: {why}"),
+            Error::Fault(fault) => write!(f, "device work failed: {fault}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        Error::Fault(fault)
+    }
+}
+
+/// What running work found wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The kernel, copy or fill that was running.
+    pub work: String,
+    /// What it met.
+    pub kind: FaultKind,
+}
+
+/// The kinds of [`Fault`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// No live memory holds the range.
+    Address {
+        /// First byte of the range.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+        /// The nearest memory below it, alive or freed, with how the range relates to it.
+        near: String,
+    },
+    /// The address is not a multiple of the element's alignment.
+    Alignment {
+        /// The address.
+        address: u64,
+        /// The alignment the element needs.
+        align: usize,
+    },
+    /// Two slices of one launch overlap and at least one of them is written.
+    Overlap {
+        /// First byte of the newer slice.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// Pinned bytes were written between the queueing of a copy and its run.
+    Overwritten {
+        /// The label of the pinned memory.
+        label: String,
+    },
+    /// A value that the kernel's domain excludes, such as an index past its table.
+    Domain(String),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.work)?;
+        match &self.kind {
+            FaultKind::Address { address, bytes, near } => {
+                write!(f, "{bytes} bytes at {address:#x} are not live memory ({near})")
+            }
+            FaultKind::Alignment { address, align } => {
+                write!(f, "address {address:#x} is not a multiple of {align}")
+            }
+            FaultKind::Overlap { address, bytes } => {
+                write!(f, "{bytes} bytes at {address:#x} overlap another slice of the same launch")
+            }
+            FaultKind::Overwritten { label } => {
+                write!(
+                    f,
+                    "pinned memory `{label}` was overwritten before the copy from it ran; fence its reuse"
+                )
+            }
+            FaultKind::Domain(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

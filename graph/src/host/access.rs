@@ -1,0 +1,77 @@
+//! Checked slices for one launch: what a host kernel sees of device memory.
+
+use std::cell::RefCell;
+
+use bytemuck::Pod;
+
+use super::Memory;
+use crate::Ptr;
+use crate::error::{Fault, FaultKind};
+
+/// The memory of one running launch. It turns (address, length) into slices and sees to it that no slice
+/// that may be written overlaps any other slice of the same launch, so kernels need no unsafe code.
+pub struct Access<'m> {
+    memory: &'m Memory,
+    work: &'static str,
+    reads: RefCell<Vec<(u64, u64)>>,
+    writes: RefCell<Vec<(u64, u64)>>,
+}
+
+impl<'m> Access<'m> {
+    /// Opens the memory for one launch. `&mut` proves that nothing else looks at it meanwhile.
+    pub(super) fn new(memory: &'m mut Memory, work: &'static str) -> Self {
+        Access { memory, work, reads: RefCell::default(), writes: RefCell::default() }
+    }
+
+    /// `len` values at `ptr`, to read.
+    pub fn read<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<&[T], Fault> {
+        let (data, range) = self.locate(ptr, len)?;
+        if self.writes.borrow().iter().any(|held| overlap(*held, range)) {
+            return Err(self.overlap(range));
+        }
+        self.reads.borrow_mut().push(range);
+        // SAFETY: the range is live, aligned and initialised, T is plain old data, and no `&mut` slice of
+        // this launch overlaps it (checked above, and by `write` for later ones).
+        Ok(unsafe { std::slice::from_raw_parts(data, len) })
+    }
+
+    /// `len` values at `ptr`, to read and write. It must not overlap anything else that this launch holds.
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the overlap check, like a RefCell per range")]
+    pub fn write<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<&mut [T], Fault> {
+        let (data, range) = self.locate(ptr, len)?;
+        let held = |list: &RefCell<Vec<(u64, u64)>>| list.borrow().iter().any(|held| overlap(*held, range));
+        if held(&self.writes) || held(&self.reads) {
+            return Err(self.overlap(range));
+        }
+        self.writes.borrow_mut().push(range);
+        // SAFETY: as in `read`, and no other slice of this launch overlaps the range.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+    }
+
+    /// A fault of this launch: a value that the kernel's domain excludes.
+    pub fn domain(&self, why: impl Into<String>) -> Fault {
+        self.fault(FaultKind::Domain(why.into()))
+    }
+
+    fn locate<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<(*mut T, (u64, u64)), Fault> {
+        let address = ptr.address();
+        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        if address % align_of::<T>() as u64 != 0 {
+            return Err(self.fault(FaultKind::Alignment { address, align: align_of::<T>() }));
+        }
+        let data = self.memory.locate(address, bytes).map_err(|kind| self.fault(kind))?;
+        Ok((data.cast(), (address, address + bytes as u64)))
+    }
+
+    fn overlap(&self, (start, end): (u64, u64)) -> Fault {
+        self.fault(FaultKind::Overlap { address: start, bytes: (end - start) as usize })
+    }
+
+    fn fault(&self, kind: FaultKind) -> Fault {
+        Fault { work: self.work.into(), kind }
+    }
+}
+
+fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}

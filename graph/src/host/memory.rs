@@ -1,0 +1,176 @@
+//! The memory of the host device: allocations at addresses that are never used twice.
+//!
+//! This file and `access.rs` hold the crate's unsafe code for the host: bytes live in raw allocations, and
+//! slices of them are handed out after the range was found inside a live allocation.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use super::{HostOptions, POISON};
+use crate::error::{Error, FaultKind, Result};
+
+/// Addresses of allocations are multiples of this.
+const ALIGN: usize = 4096;
+/// Unmapped bytes between two allocations, so that a small overrun never lands in a neighbour.
+const GAP: u64 = 1 << 20;
+
+/// Where an allocation lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Device memory: counts against the device's size.
+    Device,
+    /// Pinned host memory: copies from it are checked for overwriting.
+    Pinned,
+}
+
+pub(crate) struct Memory {
+    options: HostOptions,
+    live: BTreeMap<u64, Allocation>,
+    freed: BTreeMap<u64, (usize, String)>,
+    next: u64,
+    used: usize,
+}
+
+struct Allocation {
+    bytes: usize,
+    label: String,
+    place: Place,
+    data: NonNull<u8>,
+    /// How often the host has written it (pinned memory only).
+    version: u64,
+}
+
+// SAFETY: `data` is owned by this value alone and only reached through `Memory`, which its device keeps
+// under a lock.
+unsafe impl Send for Allocation {}
+
+impl Memory {
+    pub(crate) fn new(options: HostOptions) -> Self {
+        Memory { options, live: BTreeMap::new(), freed: BTreeMap::new(), next: 0x10_0000_0000, used: 0 }
+    }
+
+    pub(crate) fn allocate(&mut self, label: &str, bytes: usize, place: Place) -> Result<u64> {
+        let free = self.options.memory_bytes.saturating_sub(self.used);
+        if place == Place::Device && bytes > free {
+            return Err(Error::OutOfMemory { label: label.into(), asked: bytes, free });
+        }
+        let layout = layout(bytes);
+        // SAFETY: the layout has a non-zero size.
+        let data = unsafe { alloc(layout) };
+        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
+        // SAFETY: `data` was just allocated with this size. Filled even without poison, so that no slice
+        // ever shows uninitialised bytes.
+        unsafe { data.as_ptr().write_bytes(if self.options.poison { POISON } else { 0 }, layout.size()) };
+        let address = self.next;
+        self.next += (layout.size().next_multiple_of(ALIGN)) as u64 + GAP;
+        if place == Place::Device {
+            self.used += bytes;
+        }
+        self.live.insert(address, Allocation { bytes, label: label.into(), place, data, version: 0 });
+        Ok(address)
+    }
+
+    pub(crate) fn free(&mut self, address: u64) {
+        let Some(allocation) = self.live.remove(&address) else { return };
+        if allocation.place == Place::Device {
+            self.used -= allocation.bytes;
+        }
+        self.freed.insert(address, (allocation.bytes, allocation.label.clone()));
+    }
+
+    /// Bytes of device memory in use.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Bytes of device memory that are free.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.options.memory_bytes.saturating_sub(self.used)
+    }
+
+    /// The start of a live range, or why it is none. The pointer is good for reads and writes of `bytes`
+    /// bytes while `self` is borrowed and nothing is freed; who uses it decides about aliasing.
+    pub(super) fn locate(&self, address: u64, bytes: usize) -> Result<*mut u8, FaultKind> {
+        if let Some((&base, allocation)) = self.live.range(..=address).next_back() {
+            let offset = (address - base) as usize;
+            if offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes) {
+                // SAFETY: offset + bytes lies inside the allocation.
+                return Ok(unsafe { allocation.data.as_ptr().add(offset) });
+            }
+        }
+        Err(FaultKind::Address { address, bytes, near: self.near(address) })
+    }
+
+    /// The bytes of a live range.
+    pub(crate) fn bytes(&self, address: u64, bytes: usize) -> Result<&[u8], FaultKind> {
+        let data = self.locate(address, bytes)?;
+        // SAFETY: a live range of initialised bytes; `&self` excludes every `&mut` made by `bytes_mut`.
+        Ok(unsafe { std::slice::from_raw_parts(data, bytes) })
+    }
+
+    /// The bytes of a live range, to write.
+    pub(crate) fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], FaultKind> {
+        let data = self.locate(address, bytes)?;
+        // SAFETY: as in `bytes`, and `&mut self` makes it the only reference.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, bytes) })
+    }
+
+    /// Copies bytes between two ranges that do not overlap.
+    pub(crate) fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), FaultKind> {
+        if to.abs_diff(from) < bytes as u64 {
+            return Err(FaultKind::Overlap { address: to, bytes });
+        }
+        let source = self.locate(from, bytes)?;
+        let target = self.locate(to, bytes)?;
+        // SAFETY: both ranges are live, they do not overlap, and `&mut self` excludes other references.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
+        Ok(())
+    }
+
+    /// Notes that the host is about to write the pinned allocation at `address`.
+    pub(crate) fn touch(&mut self, address: u64) {
+        if let Some(allocation) = self.live.get_mut(&address) {
+            allocation.version += 1;
+        }
+    }
+
+    /// The pinned allocation that holds `address`: its start, its write count and its label.
+    pub(crate) fn pinned(&self, address: u64) -> Option<(u64, u64, &str)> {
+        let (&base, a) = self.live.range(..=address).next_back()?;
+        let inside = address - base < a.bytes as u64;
+        (inside && a.place == Place::Pinned).then_some((base, a.version, a.label.as_str()))
+    }
+
+    /// Describes the memory around a bad address.
+    fn near(&self, address: u64) -> String {
+        if address == 0 {
+            return "the null address".into();
+        }
+        let live =
+            self.live.range(..=address).next_back().map(|(&base, a)| (base, a.bytes, &a.label, "live"));
+        let freed = self.freed.range(..=address).next_back().map(|(&base, (n, l))| (base, *n, l, "freed"));
+        match live.into_iter().chain(freed).max_by_key(|near| near.0) {
+            None => "below every allocation".into(),
+            Some((base, bytes, label, state)) => {
+                format!("{} bytes into {state} `{label}` of {bytes} bytes", address - base)
+            }
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    let size = bytes.max(1).next_multiple_of(64);
+    Layout::from_size_align(size, ALIGN).expect("allocation size fits the address space")
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `allocate` with the same layout, and freed nowhere else. The poison is for
+        // whoever still reads it through the system allocator's reuse.
+        unsafe {
+            self.data.as_ptr().write_bytes(POISON, self.bytes);
+            dealloc(self.data.as_ptr(), layout(self.bytes));
+        }
+    }
+}

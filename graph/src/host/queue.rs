@@ -1,0 +1,127 @@
+//! The queue behind a host stream: work that runs when something waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::{Access, Host, Memory};
+use crate::emission::{Emission, Entry};
+use crate::error::{Fault, FaultKind, Result};
+
+/// A point in a queue: reached when that many items have run.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) ticket: u64,
+}
+
+/// One queued item.
+pub(crate) enum Work {
+    /// Runs an emission. `pinned` are the pinned sources of its copies with their write counts.
+    Run { emission: Arc<Emission>, pinned: Vec<(u64, u64)>, keeps: Vec<crate::Arena> },
+    /// Waits for another queue.
+    Wait(Target),
+}
+
+#[derive(Default)]
+pub(crate) struct Queue {
+    pending: Mutex<VecDeque<Work>>,
+    queued: AtomicU64,
+    done: AtomicU64,
+}
+
+impl Queue {
+    /// The point after everything queued so far.
+    pub(crate) fn tail(self: &Arc<Self>) -> Target {
+        Target { queue: self.clone(), ticket: self.queued.load(Ordering::Acquire) }
+    }
+
+    /// The point after the next `items` items that have not run.
+    pub(crate) fn after(self: &Arc<Self>, items: u64) -> Target {
+        let tail = self.tail();
+        let ticket = tail.ticket.min(self.done.load(Ordering::Acquire) + items);
+        Target { ticket, ..tail }
+    }
+
+    pub(crate) fn push(&self, work: Work) {
+        let mut pending = self.pending.lock();
+        pending.push_back(work);
+        self.queued.fetch_add(1, Ordering::Release);
+    }
+
+    /// Queues an emission, noting the state of the pinned memory that its copies will read.
+    pub(crate) fn push_run(&self, host: &Host, emission: Arc<Emission>, keeps: Vec<crate::Arena>) {
+        let memory = host.memory();
+        let sources = emission.entries().iter().filter_map(|entry| match entry {
+            Entry::Copy { from, .. } => {
+                memory.pinned(from.address()).map(|(base, version, _)| (base, version))
+            }
+            _ => None,
+        });
+        let pinned = sources.collect();
+        drop(memory);
+        self.push(Work::Run { emission, pinned, keeps });
+    }
+}
+
+impl Target {
+    /// Whether everything before this point has run.
+    pub(crate) fn reached(&self) -> bool {
+        self.queue.done.load(Ordering::Acquire) >= self.ticket
+    }
+
+    /// Runs queued work until this point is reached.
+    pub(crate) fn run(&self, host: &Host) -> Result<()> {
+        if !self.reached() {
+            let mut memory = host.memory();
+            drain(host, &mut memory, self);
+        }
+        host.healthy()
+    }
+}
+
+/// Runs items of the target's queue up to its ticket. After a fault, items are dropped instead of run: the
+/// queue still moves, so that nobody waits for ever.
+fn drain(host: &Host, memory: &mut Memory, target: &Target) {
+    while !target.reached() {
+        let Some(work) = target.queue.pending.lock().pop_front() else { return };
+        match work {
+            Work::Wait(other) => drain(host, memory, &other),
+            Work::Run { emission, pinned, keeps } => {
+                if host.fault.lock().is_none()
+                    && let Err(fault) = execute(memory, &emission, &pinned)
+                {
+                    *host.fault.lock() = Some(fault);
+                }
+                drop(keeps);
+            }
+        }
+        target.queue.done.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn execute(memory: &mut Memory, emission: &Emission, pinned: &[(u64, u64)]) -> Result<(), Fault> {
+    for entry in emission.entries() {
+        match *entry {
+            Entry::Launch { kernel, block, .. } => {
+                (kernel.host)(emission.block(kernel, block), &Access::new(memory, kernel.name))?;
+            }
+            Entry::Copy { to, from, bytes } => {
+                let fault = |kind| Fault { work: format!("copy of {bytes} bytes"), kind };
+                if let Some((base, version, label)) = memory.pinned(from.address())
+                    && pinned.iter().any(|&(b, v)| b == base && v != version)
+                {
+                    return Err(fault(FaultKind::Overwritten { label: label.into() }));
+                }
+                memory.copy(to.address(), from.address(), bytes).map_err(fault)?;
+            }
+            Entry::Fill { to, bytes, value } => {
+                let fault = |kind| Fault { work: format!("fill of {bytes} bytes"), kind };
+                memory.bytes_mut(to.address(), bytes).map_err(fault)?.fill(value);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! What a kernel is to a device: a name, a plain argument block, a grid, and a host implementation.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+use crate::error::Fault;
+use crate::host::Access;
+
+/// An operation that can be launched. The argument block is plain old data without padding; everything a
+/// capture freezes is in it or in the grid.
+pub trait Kernel: 'static {
+    /// The argument block.
+    type Args: Pod + fmt::Debug;
+
+    /// The name, one word per operation.
+    const NAME: &'static str;
+    /// The element type of the instance, or "" where there is only one.
+    const ELEMENT: &'static str;
+
+    /// Whether the arguments are legal; the error names the argument.
+    fn check(args: &Self::Args) -> Result<(), String>;
+    /// The launch shape for these arguments.
+    fn grid(args: &Self::Args) -> Grid;
+    /// The specification: computes the launch on the host.
+    fn host(args: &Self::Args, memory: &Access<'_>) -> Result<(), Fault>;
+
+    /// The definition that entries point to.
+    const DEFINITION: &'static Definition = &Definition {
+        name: Self::NAME,
+        element: Self::ELEMENT,
+        args_bytes: size_of::<Self::Args>(),
+        host: |bytes, memory| Self::host(&bytemuck::pod_read_unaligned(bytes), memory),
+        describe: |bytes, f| write!(f, "{:?}", bytemuck::pod_read_unaligned::<Self::Args>(bytes)),
+    };
+}
+
+/// The launch shape: how many groups along each axis. Part of what a capture freezes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Grid(pub [u32; 3]);
+
+impl Grid {
+    /// A grid along one axis.
+    pub fn line(x: usize) -> Grid {
+        Grid([x as u32, 1, 1])
+    }
+
+    /// A grid along two axes.
+    pub fn plane(x: usize, y: usize) -> Grid {
+        Grid([x as u32, y as u32, 1])
+    }
+}
+
+/// A [`Kernel`] with its type erased: what an entry of an emission points to.
+pub struct Definition {
+    /// [`Kernel::NAME`].
+    pub name: &'static str,
+    /// [`Kernel::ELEMENT`].
+    pub element: &'static str,
+    /// Size of the argument block.
+    pub args_bytes: usize,
+    /// The host implementation over the block's bytes.
+    pub host: fn(&[u8], &Access<'_>) -> Result<(), Fault>,
+    /// Prints the block.
+    pub describe: fn(&[u8], &mut fmt::Formatter<'_>) -> fmt::Result,
+}
+
+impl fmt::Debug for Definition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]", self.name, self.element)
+    }
+}
