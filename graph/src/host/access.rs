@@ -55,8 +55,8 @@ impl<'m> Access<'m> {
 
     fn locate<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<(*mut T, (u64, u64)), Fault> {
         let address = ptr.address();
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
-        if address % align_of::<T>() as u64 != 0 {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if !address.is_multiple_of(align_of::<T>() as u64) {
             return Err(self.fault(FaultKind::Alignment { address, align: align_of::<T>() }));
         }
         let data = self.memory.locate(address, bytes).map_err(|kind| self.fault(kind))?;
