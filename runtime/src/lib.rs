@@ -1,1 +1,5 @@
 //! The model and its loop.
+
+pub mod chat;
+pub mod sha;
+pub mod tokenizer;
