@@ -11,12 +11,6 @@ use std::sync::Arc;
 
 use tokenizers::DecoderWrapper;
 
-/// The longest run of white space that is encoded.
-///
-/// The pre-tokeniser's regex walks back over such a run, and its engine gives up after a million
-/// steps, at which point the crate stops splitting without saying so.
-const MAX_SPACE_RUN_CHARS: usize = 100_000;
-
 /// Ids stay below this; the tables here have a place for every id.
 const MAX_ID: u32 = 1 << 24;
 
@@ -68,10 +62,6 @@ impl Tokenizer {
 
     /// The ids of `text`. Special tokens written in the text are recognised; nothing is added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        let longest = longest_space_run(text);
-        if longest > MAX_SPACE_RUN_CHARS {
-            return Err(TextError::SpaceRun { chars: longest });
-        }
         let encoding = self
             .encoder
             .encode_fast(text, false)
@@ -204,15 +194,6 @@ fn byte_of_char() -> HashMap<char, u8> {
     others.chain(themselves).map(|(byte, character)| (character, byte)).collect()
 }
 
-fn longest_space_run(text: &str) -> usize {
-    let (mut longest, mut run) = (0, 0);
-    for character in text.chars() {
-        run = if character.is_whitespace() { run + 1 } else { 0 };
-        longest = longest.max(run);
-    }
-    longest
-}
-
 /// Why a text could not become tokens, or the tokenizer could not be read.
 #[derive(Debug)]
 pub enum TextError {
@@ -234,11 +215,6 @@ pub enum TextError {
     NotByteLevel {
         /// The file.
         path: PathBuf,
-    },
-    /// The text holds a run of white space that is too long to split safely.
-    SpaceRun {
-        /// Length of the longest run.
-        chars: usize,
     },
     /// The tokenizer refused a text.
     Encode {
@@ -266,11 +242,6 @@ impl fmt::Display for TextError {
                 f,
                 "{} has no ByteLevel decoder, the only one read here; use the model's own tokenizer.json",
                 path.display()
-            ),
-            TextError::SpaceRun { chars } => write!(
-                f,
-                "the text has {chars} white-space characters in a row, more than the \
-                 {MAX_SPACE_RUN_CHARS} that are tokenised; shorten the run"
             ),
             TextError::Encode { bytes, why } => {
                 write!(f, "cannot tokenise a text of {bytes} bytes: {why}; shorten or change the text")
