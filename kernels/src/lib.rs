@@ -13,6 +13,7 @@
 
 pub mod advance;
 pub mod embed;
+pub mod hash;
 pub mod hyper;
 pub mod linear;
 pub mod matrix;

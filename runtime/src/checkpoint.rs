@@ -1,0 +1,247 @@
+//! A model folder, opened and checked: every tensor is known, placed and of the right shape before a weight is read.
+
+mod files;
+mod header;
+pub mod layout;
+mod object;
+
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+pub use files::TensorEntry;
+pub use safetensors::Dtype;
+
+use crate::config::{GenerationConfig, ModelConfig};
+use crate::error::LoadError;
+use files::Files;
+use layout::{Experts, Layout, Matrix, Part, Ple, Spec};
+
+/// A checked model folder. Reads are positioned, so that many threads may read at once.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// The model's settings.
+    pub config: ModelConfig,
+    /// Stop ids and sampling defaults.
+    pub generation: GenerationConfig,
+    /// Name, shape and purpose of every tensor.
+    pub layout: Layout,
+    dir: PathBuf,
+    files: Files,
+}
+
+/// What a checkpoint holds that its user does not read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unused<'a> {
+    /// The tensors, in layout order.
+    pub tensors: Vec<&'a str>,
+    /// Their bytes together.
+    pub bytes: u64,
+}
+
+impl Checkpoint {
+    /// Opens a model folder and checks settings, file sizes, headers, names, shapes, types and stored hash constants.
+    pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        let config = ModelConfig::open(dir)?;
+        let generation = GenerationConfig::open(dir, &config)?;
+        let files = Files::open(dir)?;
+        let layout = Layout::new(&config, |name| files.tensors.contains_key(name));
+        check(dir, &layout, &files)?;
+        let checkpoint = Self { config, generation, layout, dir: dir.into(), files };
+        for ple in checkpoint.layout.layers.iter().filter_map(|layer| layer.ple.as_ref()) {
+            checkpoint.check_hash(ple)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Where a tensor lies, or nothing if the checkpoint lacks it.
+    pub fn entry(&self, name: &str) -> Option<&TensorEntry> {
+        self.files.tensors.get(name)
+    }
+
+    /// Where a tensor lies that the layout requires.
+    ///
+    /// # Panics
+    /// When the checkpoint lacks it: `open` has checked all required tensors, so the name is not one of them.
+    pub fn expect(&self, spec: &Spec) -> &TensorEntry {
+        self.entry(&spec.name).unwrap_or_else(|| panic!("tensor {} is not required by the layout", spec.name))
+    }
+
+    /// The file a tensor lies in.
+    pub fn path(&self, entry: &TensorEntry) -> &Path {
+        &self.files.files[entry.file].path
+    }
+
+    /// Tensors in the folder.
+    pub fn len(&self) -> usize {
+        self.files.tensors.len()
+    }
+
+    /// Whether the folder has no tensors; an opened one always has some.
+    pub fn is_empty(&self) -> bool {
+        self.files.tensors.is_empty()
+    }
+
+    /// Bytes of the tensors of one part of the model.
+    pub fn bytes(&self, part: Part) -> u64 {
+        self.tensors_of(|p| p == part).map(|(_, entry)| entry.bytes()).sum()
+    }
+
+    /// The tensors that a user of `used` parts does not read; to be reported, never dropped in silence. Stored
+    /// constants are not among them: opening the checkpoint used them.
+    pub fn unused(&self, used: &[Part]) -> Unused<'_> {
+        let (tensors, bytes): (Vec<_>, Vec<_>) = self
+            .tensors_of(|part| part != Part::Constants && !used.contains(&part))
+            .map(|(name, entry)| (name, entry.bytes()))
+            .unzip();
+        Unused { tensors, bytes: bytes.iter().sum() }
+    }
+
+    /// Reads a whole tensor; `into` must have its size.
+    pub fn read(&self, name: &str, into: &mut [u8]) -> Result<(), LoadError> {
+        let entry = self.known(name)?;
+        if into.len() as u64 != entry.bytes() {
+            return Err(range_error(name, 0, into, entry));
+        }
+        self.read_entry(name, entry, 0, into)
+    }
+
+    /// Reads `into.len()` bytes of a tensor, `offset` bytes after its first.
+    pub fn read_range(&self, name: &str, offset: u64, into: &mut [u8]) -> Result<(), LoadError> {
+        let entry = self.known(name)?;
+        if offset.checked_add(into.len() as u64).is_none_or(|end| end > entry.bytes()) {
+            return Err(range_error(name, offset, into, entry));
+        }
+        self.read_entry(name, entry, offset, into)
+    }
+
+    /// Reads one matrix of one routed expert, whichever way the checkpoint stores its experts.
+    ///
+    /// # Panics
+    /// When the layer has no such expert.
+    pub fn read_expert(
+        &self,
+        experts: &Experts,
+        expert: usize,
+        matrix: Matrix,
+        into: &mut [u8],
+    ) -> Result<(), LoadError> {
+        let place = experts.place(expert, matrix);
+        let size = self.expect(place.spec).dtype.bitsize() as u64 / 8;
+        if into.len() as u64 != place.elements as u64 * size {
+            return Err(range_error(
+                &place.spec.name,
+                place.first as u64 * size,
+                into,
+                self.expect(place.spec),
+            ));
+        }
+        self.read_range(&place.spec.name, place.first as u64 * size, into)
+    }
+
+    fn known(&self, name: &str) -> Result<&TensorEntry, LoadError> {
+        self.entry(name).ok_or_else(|| LoadError::NoSuchTensor { tensor: name.into(), dir: self.dir.clone() })
+    }
+
+    fn read_entry(
+        &self,
+        name: &str,
+        entry: &TensorEntry,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), LoadError> {
+        let file = &self.files.files[entry.file];
+        let offset = entry.range.start + offset;
+        file.handle.read_exact_at(into, offset).map_err(|source| LoadError::Bytes {
+            tensor: name.into(),
+            path: file.path.clone(),
+            offset,
+            len: into.len() as u64,
+            source,
+        })
+    }
+
+    fn tensors_of(&self, wanted: impl Fn(Part) -> bool) -> impl Iterator<Item = (&str, &TensorEntry)> {
+        let specs = self.layout.specs().into_iter().filter(move |spec| wanted(spec.part));
+        specs.filter_map(|spec| Some((spec.name.as_str(), self.entry(&spec.name)?)))
+    }
+
+    /// Compares the stored constants of a hash, where there are any, with the recomputed ones.
+    fn check_hash(&self, ple: &Ple) -> Result<(), LoadError> {
+        let signed = |values: &[u64]| values.iter().map(|&value| value as i64).collect();
+        let constants: [(&Spec, Vec<i64>); 3] = [
+            (&ple.buffers.layer_multipliers, ple.hash.multipliers.clone()),
+            (&ple.buffers.vocab_sizes, signed(&ple.hash.primes)),
+            (&ple.buffers.offsets, signed(&ple.hash.offsets)),
+        ];
+        for (spec, expected) in constants {
+            let Some(entry) = self.entry(&spec.name) else { continue };
+            let mut bytes = vec![0; expected.len() * size_of::<i64>()];
+            self.read(&spec.name, &mut bytes)?;
+            let words = bytes.as_chunks().0;
+            let found: Vec<i64> = words.iter().map(|word| i64::from_le_bytes(*word)).collect();
+            if found != expected {
+                let path = self.path(entry).into();
+                return Err(LoadError::HashBuffer { tensor: spec.name.clone(), path, found, expected });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn range_error(name: &str, offset: u64, into: &[u8], entry: &TensorEntry) -> LoadError {
+    LoadError::Range { tensor: name.into(), offset, len: into.len() as u64, bytes: entry.bytes() }
+}
+
+/// Requires that the tensors found are the tensors expected.
+fn check(dir: &Path, layout: &Layout, files: &Files) -> Result<(), LoadError> {
+    let specs = layout.specs();
+    let mut missing = Vec::new();
+    let mut misfit = None;
+    let mut matched = 0;
+    for spec in &specs {
+        match files.tensors.get(&spec.name) {
+            Some(entry) => {
+                matched += 1;
+                misfit = misfit.or_else(|| mismatch(spec, entry, files));
+            }
+            None if spec.required => missing.push(spec.name.clone()),
+            None => {}
+        }
+    }
+    let mut left_over = Vec::new();
+    if matched < files.tensors.len() {
+        let expected: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+        left_over = surplus(&files.tensors, &expected);
+    }
+    if !missing.is_empty() || !left_over.is_empty() {
+        return Err(LoadError::Tensors { dir: dir.into(), missing, left_over });
+    }
+    misfit.map_or(Ok(()), Err)
+}
+
+fn surplus(found: &HashMap<String, TensorEntry>, expected: &HashSet<&str>) -> Vec<String> {
+    let mut names: Vec<String> =
+        found.keys().filter(|name| !expected.contains(name.as_str())).cloned().collect();
+    names.sort_unstable();
+    names
+}
+
+fn mismatch(spec: &Spec, entry: &TensorEntry, files: &Files) -> Option<LoadError> {
+    let tensor = || spec.name.clone();
+    let path = || files.files[entry.file].path.clone();
+    if !spec.dtypes.contains(&entry.dtype) {
+        return Some(LoadError::Dtype {
+            tensor: tensor(),
+            path: path(),
+            found: entry.dtype,
+            permitted: spec.dtypes,
+        });
+    }
+    (entry.shape != spec.shape).then(|| LoadError::Shape {
+        tensor: tensor(),
+        path: path(),
+        found: entry.shape.clone(),
+        expected: spec.shape.clone(),
+    })
+}

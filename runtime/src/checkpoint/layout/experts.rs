@@ -1,0 +1,106 @@
+//! Tensors of the routed experts, which checkpoints store stacked or one by one.
+
+use super::{Scope, Spec, tensors};
+use crate::config::ModelConfig;
+
+/// The routed experts of a layer.
+#[derive(Debug, Clone)]
+pub enum Experts {
+    /// Stacked.
+    Fused {
+        /// Gate rows, then up rows, of each expert: `[experts, 2 * width, hidden]`
+        gate_up: Spec,
+        /// `[experts, hidden, width]`
+        down: Spec,
+    },
+    /// One by one.
+    Split(Vec<Expert>),
+}
+
+tensors! {
+    /// A routed expert on its own.
+    Expert {
+        /// `[width, hidden]`
+        gate,
+        /// `[width, hidden]`
+        up,
+        /// `[hidden, width]`
+        down,
+    }
+}
+
+/// A matrix of a routed expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Matrix {
+    /// `[width, hidden]`
+    Gate,
+    /// `[width, hidden]`
+    Up,
+    /// `[hidden, width]`
+    Down,
+}
+
+/// A run of elements inside a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The tensor.
+    pub spec: &'a Spec,
+    /// First element.
+    pub first: usize,
+    /// How many.
+    pub elements: usize,
+}
+
+impl Experts {
+    pub(super) fn new(at: &Scope, c: &ModelConfig, has: &dyn Fn(&str) -> bool) -> Self {
+        let [experts, hidden, width] = [c.num_experts, c.hidden_size, c.moe_intermediate_size];
+        let gate_up = at.weight("gate_up_proj", &[experts, 2 * width, hidden]);
+        let down = at.weight("down_proj", &[experts, hidden, width]);
+        if has(&gate_up.name) || has(&down.name) {
+            return Self::Fused { gate_up, down };
+        }
+        let expert = |number: usize| {
+            let at = at.within(&format!("{number}."));
+            Expert {
+                gate: at.weight("gate_proj.weight", &[width, hidden]),
+                up: at.weight("up_proj.weight", &[width, hidden]),
+                down: at.weight("down_proj.weight", &[hidden, width]),
+            }
+        };
+        Self::Split((0..experts).map(expert).collect())
+    }
+
+    /// Where one matrix of one expert lies.
+    ///
+    /// # Panics
+    /// When there is no such expert.
+    pub fn place(&self, expert: usize, matrix: Matrix) -> Place<'_> {
+        match self {
+            Self::Split(experts) => {
+                let spec = match matrix {
+                    Matrix::Gate => &experts[expert].gate,
+                    Matrix::Up => &experts[expert].up,
+                    Matrix::Down => &experts[expert].down,
+                };
+                Place { spec, first: 0, elements: spec.shape.iter().product() }
+            }
+            Self::Fused { gate_up, down } => {
+                let (spec, part, parts) = match matrix {
+                    Matrix::Gate => (gate_up, 0, 2),
+                    Matrix::Up => (gate_up, 1, 2),
+                    Matrix::Down => (down, 0, 1),
+                };
+                assert!(expert < spec.shape[0], "expert {expert} of {}", spec.shape[0]);
+                let elements = spec.shape[1] * spec.shape[2] / parts;
+                Place { spec, first: (expert * parts + part) * elements, elements }
+            }
+        }
+    }
+
+    pub(super) fn gather<'a>(&'a self, specs: &mut Vec<&'a Spec>) {
+        match self {
+            Self::Fused { gate_up, down } => specs.extend([gate_up, down]),
+            Self::Split(experts) => experts.iter().for_each(|expert| expert.gather(specs)),
+        }
+    }
+}
