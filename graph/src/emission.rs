@@ -88,6 +88,21 @@ impl Emission {
         }));
     }
 
+    /// The entries of a range, as an emission of their own: to run a round in parts and look in between.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Emission {
+        Emission { entries: self.entries[range].to_vec(), blocks: self.blocks.clone() }
+    }
+
+    /// The arguments of entry `index` if it launches `K`.
+    pub fn args<K: Kernel>(&self, index: usize) -> Option<K::Args> {
+        match self.entries[index] {
+            Entry::Launch { kernel, block, .. } if kernel.name == K::NAME && kernel.element == K::ELEMENT => {
+                Some(bytemuck::pod_read_unaligned(self.block(kernel, block)))
+            }
+            _ => None,
+        }
+    }
+
     /// Removes everything and keeps the memory.
     pub fn clear(&mut self) {
         self.entries.clear();

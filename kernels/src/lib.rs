@@ -24,3 +24,18 @@ pub mod rope;
 pub mod rows;
 pub mod state;
 pub mod table;
+
+#[doc(hidden)]
+pub use half;
+
+/// Launches the instance of a generic kernel for a run-time element type:
+/// `launch!(emission, element, module::Kernel, &args)`.
+#[macro_export]
+macro_rules! launch {
+    ($emission:expr, $element:expr, $($kernel:ident)::+, $args:expr) => {
+        match $element {
+            $crate::numerics::ElementType::F32 => $emission.launch::<$($kernel)::+<f32>>($args),
+            $crate::numerics::ElementType::Bf16 => $emission.launch::<$($kernel)::+<$crate::half::bf16>>($args),
+        }
+    };
+}
