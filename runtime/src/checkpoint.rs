@@ -3,7 +3,6 @@
 mod files;
 mod header;
 pub mod layout;
-mod object;
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;

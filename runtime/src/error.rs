@@ -1,10 +1,16 @@
 //! Why a model folder could not be opened: every variant names the file, the key or the tensor.
 
+mod config;
+mod header;
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 use safetensors::Dtype;
+
+pub use config::ConfigError;
+pub use header::HeaderError;
 
 /// A model folder that cannot be loaded. All of these are faults of the input, found before any weight is used.
 #[derive(Debug)]
@@ -165,116 +171,6 @@ pub enum LoadError {
     },
 }
 
-/// What is wrong in a settings file.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// Not a JSON object.
-    Json {
-        /// The parser's complaint, with line and column.
-        detail: String,
-    },
-    /// A needed key is absent.
-    Missing {
-        /// The key, with its section.
-        key: String,
-    },
-    /// A value of the wrong JSON type.
-    Type {
-        /// The key, with its section.
-        key: String,
-        /// What should stand there.
-        wanted: &'static str,
-        /// What stands there.
-        found: String,
-    },
-    /// Keys that this build does not know.
-    Unknown {
-        /// The keys, with their section.
-        keys: Vec<String>,
-    },
-    /// A known key with a value this build does not support.
-    Unsupported {
-        /// The key, with its section.
-        key: String,
-        /// The value.
-        found: String,
-        /// What this build supports.
-        supported: String,
-    },
-    /// A number outside its range.
-    Range {
-        /// The key, with its section.
-        key: String,
-        /// The value.
-        found: String,
-        /// The range.
-        rule: String,
-    },
-    /// Values that do not go together.
-    Relation {
-        /// The rule that is broken, with the values.
-        rule: String,
-    },
-    /// The weights are quantised.
-    Quantised {
-        /// Where that is written.
-        key: String,
-        /// The method it names.
-        method: String,
-    },
-}
-
-/// What is wrong in a safetensors header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HeaderError {
-    /// The file is too short to hold the header it announces.
-    Short {
-        /// Bytes that the header needs.
-        needs: u64,
-        /// Bytes that the file has.
-        file_bytes: u64,
-    },
-    /// The announced header is larger than any real one.
-    Huge {
-        /// Bytes announced.
-        bytes: u64,
-        /// The most this build accepts.
-        limit: u64,
-    },
-    /// Not the JSON that a header must be.
-    Json {
-        /// The parser's complaint.
-        detail: String,
-    },
-    /// A tensor's byte range does not fit its type and shape.
-    Size {
-        /// The tensor.
-        tensor: String,
-        /// Its type and shape.
-        what: String,
-        /// The range.
-        range: (usize, usize),
-    },
-    /// A tensor does not begin where the one before it ended.
-    Offset {
-        /// The tensor.
-        tensor: String,
-        /// Where it begins.
-        begins: usize,
-        /// Where it should.
-        expected: usize,
-    },
-    /// The file is longer or shorter than its header says.
-    Length {
-        /// Bytes by the header.
-        expected: u64,
-        /// Bytes that the file has.
-        found: u64,
-    },
-}
-
 impl std::error::Error for LoadError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
@@ -285,9 +181,6 @@ impl std::error::Error for LoadError {
         }
     }
 }
-
-impl std::error::Error for ConfigError {}
-impl std::error::Error for HeaderError {}
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -386,63 +279,6 @@ impl fmt::Display for LoadError {
                 path.display()
             ),
             Self::NoSuchTensor { tensor, dir } => write!(f, "{} has no tensor {tensor}", dir.display()),
-        }
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Json { detail } => write!(f, "not a JSON object: {detail}"),
-            Self::Missing { key } => write!(f, "{key} is missing"),
-            Self::Type { key, wanted, found } => write!(f, "{key} must be {wanted}, not {found}"),
-            Self::Unknown { keys } => write!(
-                f,
-                "unknown settings, {}; this build would ignore them, so it refuses: remove them if they do not matter",
-                Listed(keys)
-            ),
-            Self::Unsupported { key, found, supported } => {
-                write!(f, "{key} is {found}; this build supports {supported}")
-            }
-            Self::Range { key, found, rule } => write!(f, "{key} is {found}; it must be {rule}"),
-            Self::Relation { rule } => f.write_str(rule),
-            Self::Quantised { key, method } => write!(
-                f,
-                "{key} says that the weights are quantised ({method}); this build reads BF16 and F32 checkpoints"
-            ),
-        }
-    }
-}
-
-impl fmt::Display for HeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Short { needs, file_bytes } => {
-                write!(
-                    f,
-                    "the header needs {needs} bytes and the file has {file_bytes}; it is truncated or no safetensors"
-                )
-            }
-            Self::Huge { bytes, limit } => {
-                write!(
-                    f,
-                    "the header would be {bytes} bytes long, beyond the limit of {limit}; this is no safetensors file"
-                )
-            }
-            Self::Json { detail } => write!(f, "the header is damaged: {detail}"),
-            Self::Size { tensor, what, range: (begin, end) } => {
-                write!(f, "tensor {tensor} is {what} but its byte range is {begin}..{end}")
-            }
-            Self::Offset { tensor, begins, expected } => write!(
-                f,
-                "tensor {tensor} begins at byte {begins} of the data, {} {expected} where the one before it ends",
-                if begins > expected { "leaving a gap after" } else { "overlapping" }
-            ),
-            Self::Length { expected, found } => write!(
-                f,
-                "the file has {found} bytes and its header describes {expected}; it is {}",
-                if found < expected { "truncated: fetch it again" } else { "damaged or was written over" }
-            ),
         }
     }
 }

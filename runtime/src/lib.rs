@@ -8,6 +8,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+mod json;
 pub mod lanes;
 pub mod memory;
 pub mod model;

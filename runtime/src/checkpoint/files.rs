@@ -9,9 +9,9 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::header::Header;
-use super::object::Object;
 use crate::config::read_text;
 use crate::error::LoadError;
+use crate::json::Object;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

@@ -11,8 +11,8 @@ use std::path::Path;
 use safetensors::tensor::TensorInfo;
 use serde::de::{Deserialize, Deserializer, Error};
 
-use super::object::Object;
 use crate::error::{HeaderError, LoadError};
+use crate::json::{Object, Strict};
 
 /// The most that the format's own library accepts.
 const MOST_HEADER_BYTES: u64 = 100_000_000;
@@ -104,7 +104,7 @@ enum Entry {
 
 impl<'de> Deserialize<'de> for Entry {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let value = serde_json::Value::deserialize(from)?;
+        let Strict(value) = Strict::deserialize(from)?;
         let strings = value.as_object().is_some_and(|map| map.values().all(serde_json::Value::is_string));
         if strings {
             return Ok(Self::Strings);

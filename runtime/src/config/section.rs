@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::StorageDtype;
 use crate::error::ConfigError;
+use crate::json::{Object, Strict};
 
 /// A JSON object whose keys are taken one by one; [`finish`](Section::finish) refuses those that nobody took.
 ///
@@ -18,7 +19,9 @@ pub(super) struct Section<'a> {
 
 /// The object that a settings file consists of.
 pub(super) fn parse(json: &str) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_str(json).map_err(|error| ConfigError::Json { detail: error.to_string() })
+    let entries: Object<Strict> =
+        serde_json::from_str(json).map_err(|error| ConfigError::Json { detail: error.to_string() })?;
+    Ok(entries.0.into_iter().map(|(key, Strict(value))| (key, value)).collect())
 }
 
 /// The storage type a section names, under its new or its old key.
