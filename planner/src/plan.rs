@@ -47,7 +47,7 @@ pub fn plan_round(state: &State) -> Option<Round> {
 
 /// What the lanes want.
 struct Survey<'a> {
-    /// The oldest lane with prompt rows to go.
+    /// The lane with prompt rows to go: at most one, as a request is admitted only where there is none.
     prompting: Option<&'a Lane>,
     /// Lanes that can take a decode row now, by slot.
     ready: SmallVec<[Ready<'a>; 32]>,
@@ -64,9 +64,7 @@ impl<'a> Survey<'a> {
         let mut survey = Survey { prompting: None, ready: SmallVec::new() };
         for lane in state.lanes().filter(|lane| !lane.ended) {
             if lane.prompt_left() > 0 {
-                if survey.prompting.is_none_or(|oldest| lane.id < oldest.id) {
-                    survey.prompting = Some(lane);
-                }
+                survey.prompting = Some(lane);
             } else if let rows @ 1.. = lane.decode_rows() {
                 survey.ready.push(Ready { lane, rows });
             }

@@ -12,6 +12,7 @@
 //! run    4                        # plan and book 4 rounds; settle as late as `ahead` allows
 //! run    all                      # until nothing can be planned and nothing is in flight
 //! settle                          # settle what is in flight
+//! state                           # show the state; the end of a scene shows it too
 //! ```
 //!
 //! `pages=8,4` gives two cache classes. Requests are numbered in the order in which the scene names them, and
@@ -166,6 +167,10 @@ impl<'a> Names<'a> {
             "settle" => {
                 words.end(1)?;
                 Turn::Settle
+            }
+            "state" => {
+                words.end(1)?;
+                Turn::Show
             }
             other => return Err(words.wrong(other, "no such command")),
         };

@@ -5,8 +5,8 @@
 //! fed to another slot shows in the tokens.
 
 use planner::{
-    ClassId, DEPTH, Effect, Effects, Ended, Kind, Lane, LaneId, LaneOutcome, Limits, Outcome, PageId, Reason,
-    Request, RequestId, Round, Slab, SlotId, State, plan_round, settle,
+    ClassId, DEPTH, EagerReason, Effect, Effects, Ended, Kind, Lane, LaneId, LaneOutcome, Limits, Outcome,
+    PageId, Reason, Request, RequestId, Round, Slab, SlotId, State, Verdict, plan_round, settle,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -186,6 +186,7 @@ impl World {
                 );
             }
         }
+        self.check_verdict(round);
         match round.kind {
             Kind::Prompt { .. } => {
                 assert!(round.row_count() <= limits.piece_rows);
@@ -205,6 +206,23 @@ impl World {
             Kind::Decode => {
                 assert!(round.row_count() <= limits.round_rows);
                 self.decodes += 1;
+            }
+        }
+    }
+
+    /// Text lanes never sit in a round that must be eager, and others never in one that a graph may run.
+    fn check_verdict(&self, round: &Round) {
+        let lanes = || round.lanes.iter().filter_map(|rows| self.state.lane(rows.slot)).map(Lane::request);
+        let (image, pocket) = (lanes().any(|r| r.image_bearing), lanes().any(|r| r.pocketed));
+        let text = lanes().any(|r| !r.image_bearing && !r.pocketed);
+        match (round.kind, round.verdict) {
+            (Kind::Prompt { .. }, verdict) => assert_eq!(verdict, Verdict::Eager(EagerReason::PromptPass)),
+            (Kind::Decode, Verdict::Eager(EagerReason::ImageBearing)) => assert!(image && !text),
+            (Kind::Decode, Verdict::Eager(EagerReason::Pocketed)) => assert!(pocket && !image && !text),
+            (Kind::Decode, verdict) => {
+                assert!(text && !image && !pocket);
+                let off = verdict == Verdict::Eager(EagerReason::GraphsOff);
+                assert_eq!(off, !self.state.limits().graphs);
             }
         }
     }

@@ -120,6 +120,7 @@ fn cancelling_takes_waiting_requests_at_once_and_live_ones_after_their_rounds() 
         arrive B prompt=10 max=9
         arrive C prompt=10 max=1
         run 3
+        state
         cancel B
         cancel A
         cancel A
@@ -169,6 +170,7 @@ fn a_head_that_waits_for_pages_is_not_overtaken() {
         arrive BIG   prompt=100 max=28
         arrive SMALL prompt=5   max=2
         run 2
+        state
         cancel BIG
         run all
         ",

@@ -20,6 +20,7 @@ pub(super) enum Turn {
     Cancel(RequestId),
     Run(u32),
     Settle,
+    Show,
 }
 
 pub(super) struct Stage {
@@ -73,6 +74,7 @@ impl Stage {
             }
             Turn::Run(rounds) => self.run(rounds),
             Turn::Settle => while self.settle_oldest() {},
+            Turn::Show => self.text += &self.state.to_string(),
         }
     }
 
