@@ -12,16 +12,27 @@
 //! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`pick`], [`advance`].
 
 pub mod advance;
+pub mod attend;
+pub mod conv;
+pub mod delta;
 pub mod embed;
+pub mod experts;
+pub mod gate;
 pub mod hash;
+pub mod heads;
 pub mod hyper;
+pub mod index;
 pub mod linear;
 pub mod matrix;
+pub mod ngram;
 pub mod numerics;
 pub mod pick;
 pub mod residual;
 pub mod rope;
+pub mod router;
 pub mod rows;
+pub mod runs;
+pub mod spread;
 pub mod state;
 pub mod table;
 

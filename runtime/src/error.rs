@@ -296,3 +296,65 @@ impl fmt::Display for Listed<'_> {
         Ok(())
     }
 }
+
+/// Why a session call failed.
+#[derive(Debug)]
+pub enum Error {
+    /// The model folder cannot be loaded.
+    Load(LoadError),
+    /// Text could not be turned into ids.
+    Text(crate::tokenizer::TextError),
+    /// The chat template is unusable or refused the messages.
+    Chat(crate::chat::ChatError),
+    /// A prompt that the model cannot run; the text says which number decided.
+    Prompt(String),
+    /// A setting that cannot be honoured; the text names it.
+    Setting(String),
+    /// The device failed.
+    Device(graph::Error),
+}
+
+impl Error {
+    /// Whether the device failed, rather than the input.
+    pub fn is_device(&self) -> bool {
+        matches!(self, Error::Device(_))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Load(error) => error.fmt(f),
+            Error::Text(error) => error.fmt(f),
+            Error::Chat(error) => error.fmt(f),
+            Error::Prompt(why) | Error::Setting(why) => f.write_str(why),
+            Error::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Self {
+        Error::Load(error)
+    }
+}
+
+impl From<crate::tokenizer::TextError> for Error {
+    fn from(error: crate::tokenizer::TextError) -> Self {
+        Error::Text(error)
+    }
+}
+
+impl From<crate::chat::ChatError> for Error {
+    fn from(error: crate::chat::ChatError) -> Self {
+        Error::Chat(error)
+    }
+}
+
+impl From<graph::Error> for Error {
+    fn from(error: graph::Error) -> Self {
+        Error::Device(error)
+    }
+}

@@ -1,17 +1,19 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`session`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`runner`], [`session`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bundle;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+pub mod inspect;
 mod json;
 pub mod lanes;
 pub mod memory;
 pub mod model;
+pub mod runner;
 pub mod scratch;
 pub mod session;
 pub mod sha;

@@ -136,8 +136,8 @@ fn prompt_ids(input: Input, session: &Session) -> Result<Vec<u32>, Failure> {
 fn open(model: &Path, engine: &EngineOptions) -> Result<Session, Failure> {
     let options = SessionOptions {
         dtype: match engine.dtype {
-            args::Dtype::F32 => runtime::session::Dtype::F32,
-            args::Dtype::Bf16 => runtime::session::Dtype::Bf16,
+            args::Dtype::F32 => kernels::numerics::ElementType::F32,
+            args::Dtype::Bf16 => kernels::numerics::ElementType::Bf16,
         },
         graphs: engine.graphs.is_on(),
         context: engine.context,

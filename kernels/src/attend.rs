@@ -1,0 +1,369 @@
+//! Sparse attention: each row over the blocks it chose and its tail.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use half::bf16;
+use multiversion::multiversion;
+
+use crate::heads::Projection;
+use crate::matrix::Columns;
+use crate::numerics::{Element, exp, sigmoid, widened};
+use crate::runs::{Run, pieces};
+use crate::spread;
+use crate::state::{Pages, RowRange};
+use crate::table::PAGE;
+
+/// Attention of every row and query head, gated.
+///
+/// ```text
+/// J        = the positions of the chosen blocks, ascending, then ratio * nb ..= t    nb = (t + 1) / ratio
+/// s[j]     = (q[r, h] . key j) / sqrt(width)                         h reads kv head h / (q_heads / kv_heads)
+/// e[j]     = exp(s[j] - max over J of s)
+/// o        = r16((sum over J of e[j] * value j) / (sum over J of e[j]))     both sums in the order of J, from 0
+/// out[r,h] = r16(o * sigmoid(gate h of x[r]))
+/// ```
+/// Shapes     x: as [`Projection`]; q: `[rows, q_heads, width]`, out: `[rows, q_heads * width]` elements;
+///            chosen: `[rows, top]` as `IndexSelect` writes it
+/// Domain     chosen holds min(top, nb) ascending ids below nb, then u32::MAX
+/// Effects    writes out of the covered rows
+/// Source     MODEL: QSA attention
+///
+/// The simple version takes one row and head at a time. The host departs from it in one way that changes
+/// no bit: consecutive rows of a slot that see all their positions share loaded keys and values, up to the
+/// positions that only the later of them see.
+pub struct Attend<E>(PhantomData<E>);
+
+/// Arguments of [`Attend`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Args {
+    /// The rows.
+    pub rows: RowRange,
+    /// The stacked projection: the gates.
+    pub projection: Projection,
+    /// q.
+    pub q: Ptr<u8>,
+    /// chosen.
+    pub chosen: Ptr<u32>,
+    /// The keys and values.
+    pub pages: Pages,
+    /// out.
+    pub out: Ptr<u8>,
+    /// Entries of a row of chosen.
+    pub top: u32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+/// Rows that see all their positions and are computed together.
+const BUNDLE: usize = 8;
+
+impl<E: Element> Kernel for Attend<E> {
+    type Args = Args;
+    const NAME: &'static str = "attend";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &Args) -> Result<(), String> {
+        args.projection.check(args.rows, &args.pages)?;
+        match args.top {
+            0 => Err("top 0: a row has no room for a chosen block".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn grid(args: &Args) -> Grid {
+        Grid::plane(args.projection.q_heads as usize, args.rows.len())
+    }
+
+    fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
+        let Args { rows, projection, pages, .. } = args;
+        let (start, count) = (rows.start(), rows.len());
+        let (width, kv_heads, top) = (pages.width as usize, pages.kv_heads as usize, args.top as usize);
+        let q_width = projection.q_heads as usize * width;
+        let out = memory.write::<E>(args.out.cast::<E>().at(start * q_width), count * q_width)?;
+        let q = memory.read::<E>(args.q.cast::<E>().at(start * q_width), count * q_width)?;
+        let x = projection.rows::<E>(memory, start, count)?;
+        let chosen = memory.read(args.chosen.at(start * top), count * top)?;
+
+        let mut held = Vec::new();
+        for run in Run::all(*rows, memory)? {
+            let page = |&page| {
+                let keys = memory.read(pages.keys::<E>(page), pages.key_elements())?;
+                Ok((keys, memory.read(pages.values::<E>(page), pages.key_elements())?))
+            };
+            let table = pages.table(memory, run.slot, run.positions.end)?;
+            let cache = table.iter().map(page).collect::<Result<Vec<(&[E], &[E])>, Fault>>()?;
+            let mut seen = Vec::new();
+            for (i, position) in run.positions.enumerate() {
+                let row = run.row - start + i;
+                let row = Seen::new(&chosen[row * top..][..top], position, pages.ratio as usize);
+                seen.push(row.map_err(|why| memory.domain(format!("row {}: {why}", run.row + i)))?);
+            }
+            held.push((cache, seen));
+        }
+
+        let mut out = out.chunks_exact_mut(q_width);
+        let (mut jobs, mut work, mut row) = (Vec::new(), 0, 0);
+        for (cache, seen) in &held {
+            for bundle in bundles(seen) {
+                let mut outs: Vec<Vec<&mut [E]>> = (0..kv_heads).map(|_| Vec::new()).collect();
+                for out in out.by_ref().take(bundle.len()) {
+                    for (outs, out) in outs.iter_mut().zip(out.chunks_exact_mut(q_width / kv_heads)) {
+                        outs.push(out);
+                    }
+                }
+                work += bundle.len() * bundle[0].count * q_width * 2;
+                let job = |(kv_head, outs)| Job { cache, seen: bundle, row, kv_head, outs };
+                jobs.extend(outs.into_iter().enumerate().map(job));
+                row += bundle.len();
+            }
+        }
+        spread::each(jobs, work, |job| job.run(projection, pages, q, x));
+        Ok(())
+    }
+}
+
+/// The positions that a row attends to.
+struct Seen {
+    /// In ascending order, none empty, none across pages.
+    spans: Vec<Range<usize>>,
+    /// How many positions they hold.
+    count: usize,
+    /// Whether they are all positions up to the row's own.
+    all: bool,
+}
+
+impl Seen {
+    fn new(chosen: &[u32], position: usize, ratio: usize) -> Result<Seen, String> {
+        let visible = position + 1;
+        let blocks = visible / ratio;
+        let ids = &chosen[..blocks.min(chosen.len())];
+        if !ids.is_sorted_by(|a, b| a < b) || ids.last().is_some_and(|&last| last as usize >= blocks) {
+            return Err(format!("the chosen blocks {ids:?} are not ascending ids below {blocks}"));
+        }
+        let all = ids.len() == blocks;
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let runs = ids.chunk_by(|a, b| a + 1 == *b).map(|run| {
+            let first = run[0] as usize * ratio;
+            first..first + run.len() * ratio
+        });
+        for run in runs.chain([blocks * ratio..visible]) {
+            spans.extend(pieces(run, PAGE));
+        }
+        Ok(Seen { count: spans.iter().map(Range::len).sum(), spans, all })
+    }
+}
+
+/// Groups consecutive rows: up to [`BUNDLE`] that see all their positions, or one.
+fn bundles(mut seen: &[Seen]) -> impl Iterator<Item = &[Seen]> {
+    std::iter::from_fn(move || {
+        let full = seen.iter().take(BUNDLE).take_while(|row| row.all).count();
+        let (bundle, rest) = seen.split_at_checked(full.max(1))?;
+        seen = rest;
+        Some(bundle)
+    })
+}
+
+/// One bundle of rows for the query heads of one key/value head.
+struct Job<'a, E> {
+    /// Keys and values by page of the slot.
+    cache: &'a [(&'a [E], &'a [E])],
+    /// What the rows see: each all that the one before it sees, and one more.
+    seen: &'a [Seen],
+    /// The first row, counted from the first covered one.
+    row: usize,
+    kv_head: usize,
+    /// Where the rows' heads go.
+    outs: Vec<&'a mut [E]>,
+}
+
+impl<E: Element> Job<'_, E> {
+    /// A line is a head of a row; tables of numbers are `[position, line]`.
+    fn run(self, projection: &Projection, pages: &Pages, q: &[E], x: &[E]) {
+        let (width, q_heads) = (pages.width as usize, projection.q_heads as usize);
+        let group = q_heads / pages.kv_heads as usize;
+        let (rows, inner, from) = (self.seen.len(), pages.kv_heads as usize * width, self.kv_head * width);
+        let lines = rows * group;
+        let first_head = self.kv_head * group;
+        let mut queries = Vec::with_capacity(lines * width);
+        for row in self.row..self.row + rows {
+            queries.extend(widened(&q[(row * q_heads + first_head) * width..][..group * width]));
+        }
+
+        // The last row's spans hold everybody's positions; the first row's are common to all.
+        let (common, last) = (self.seen[0].count, &self.seen[rows - 1]);
+        let mut weights = vec![0.0; last.count * lines];
+        let mut left = &mut weights[..];
+        for span in &last.spans {
+            let (scores, rest) = left.split_at_mut(span.len() * lines);
+            let keys = self.cache[span.start / PAGE].0;
+            let keys = Columns { matrix: keys, inner, from, to: from + width };
+            E::tile_run(Columns::all(&queries, width), keys, span.start % PAGE, scores);
+            left = rest;
+        }
+        let mut sums = vec![0.0; lines];
+        softmax(&mut weights, common, group, (width as f32).sqrt(), &mut sums);
+
+        let mut means = vec![0.0; lines * width];
+        let mut at = 0;
+        for span in &last.spans {
+            let values = self.cache[span.start / PAGE].1;
+            let mut first = span.start % PAGE;
+            // Positions common to all lines at once, then one by one those that later rows see.
+            let mut count = span.len().min(common.saturating_sub(at));
+            let end = at + span.len();
+            while at < end {
+                let line = (at + 1).saturating_sub(common) * group;
+                count = count.max(1);
+                let weights = &weights[at * lines..(at + count) * lines];
+                let values = Values { all: values, inner, from, first };
+                accumulate(weights, lines, line, values, width, &mut means[line * width..]);
+                (at, first, count) = (at + count, first + count, 1);
+            }
+        }
+        for (i, out) in self.outs.into_iter().enumerate() {
+            let x = &x[(self.row + i) * projection.stride as usize..];
+            for (h, out) in out.chunks_exact_mut(width).enumerate() {
+                let line = i * group + h;
+                let gate = &x[projection.gate_at(pages, first_head + h)..];
+                for ((out, mean), gate) in out.iter_mut().zip(&means[line * width..]).zip(gate) {
+                    *out = E::narrow(E::round(mean / sums[line]) * sigmoid(gate.widen()));
+                }
+            }
+        }
+    }
+}
+
+/// Turns scores into weights and their sums. Line `l` sees positions `0..common + l / group`; what lies
+/// past them is left as nonsense.
+#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+fn softmax(scores: &mut [f32], common: usize, group: usize, root: f32, sums: &mut [f32]) {
+    let lines = sums.len();
+    let mut largest = vec![f32::NEG_INFINITY; lines];
+    for (j, scores) in scores.chunks_exact_mut(lines).enumerate() {
+        let line = (j + 1).saturating_sub(common) * group;
+        for (score, largest) in scores[line..].iter_mut().zip(&mut largest[line..]) {
+            *score /= root;
+            *largest = if *score > *largest { *score } else { *largest };
+        }
+    }
+    for (j, scores) in scores.chunks_exact_mut(lines).enumerate() {
+        let line = (j + 1).saturating_sub(common) * group;
+        for ((score, largest), sum) in scores[line..].iter_mut().zip(&largest[line..]).zip(&mut sums[line..])
+        {
+            *score = exp(*score - largest);
+            *sum += *score;
+        }
+    }
+}
+
+/// Values of one page from position `first` on, columns `from..` of rows of `inner`.
+#[derive(Clone, Copy)]
+struct Values<'a, E> {
+    all: &'a [E],
+    inner: usize,
+    from: usize,
+    first: usize,
+}
+
+/// Adds weighted values to the means of lines `line..`, position after position.
+fn accumulate<E: Element>(
+    weights: &[f32],
+    lines: usize,
+    line: usize,
+    values: Values<'_, E>,
+    width: usize,
+    means: &mut [f32],
+) {
+    // `multiversion` cannot clone generic functions, so there is one door per element type.
+    let Values { all, inner, from, first } = values;
+    if E::NAME == bf16::NAME {
+        let values = Values { all: bytemuck::cast_slice(all), inner, from, first };
+        accumulate_bf16(weights, lines, line, values, width, means);
+    } else {
+        let values = Values { all: bytemuck::cast_slice(all), inner, from, first };
+        accumulate_f32(weights, lines, line, values, width, means);
+    }
+}
+
+#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+fn accumulate_f32(w: &[f32], lines: usize, line: usize, v: Values<'_, f32>, width: usize, m: &mut [f32]) {
+    accumulate_tiles(w, lines, line, v, width, m);
+}
+
+#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+fn accumulate_bf16(w: &[f32], lines: usize, line: usize, v: Values<'_, bf16>, width: usize, m: &mut [f32]) {
+    accumulate_tiles(w, lines, line, v, width, m);
+}
+
+/// Columns of a tile of values.
+const TILE: usize = 16;
+
+#[inline(always)]
+fn accumulate_tiles<E: Element>(
+    weights: &[f32],
+    lines: usize,
+    line: usize,
+    values: Values<'_, E>,
+    width: usize,
+    means: &mut [f32],
+) {
+    let mut l = line;
+    let mut means = means;
+    while l < lines {
+        let step = if lines - l >= 4 { 4 } else { 1 };
+        let (here, rest) = means.split_at_mut(step * width);
+        let mut column = 0;
+        while column + TILE <= width {
+            match step {
+                4 => tile::<E, 4>(weights, lines, l, values, column, width, here),
+                _ => tile::<E, 1>(weights, lines, l, values, column, width, here),
+            }
+            column += TILE;
+        }
+        for (j, weights) in weights.chunks_exact(lines).enumerate() {
+            let row = &values.all[(values.first + j) * values.inner + values.from..][..width];
+            for (i, means) in here.chunks_exact_mut(width).enumerate() {
+                for (mean, value) in means[column..].iter_mut().zip(&row[column..]) {
+                    *mean += weights[l + i] * value.widen();
+                }
+            }
+        }
+        (l, means) = (l + step, rest);
+    }
+}
+
+/// [`TILE`] columns from `column` on of `L` lines from `line` on.
+#[inline(always)]
+fn tile<E: Element, const L: usize>(
+    weights: &[f32],
+    lines: usize,
+    line: usize,
+    values: Values<'_, E>,
+    column: usize,
+    width: usize,
+    means: &mut [f32],
+) {
+    let mut sums = [[0.0f32; TILE]; L];
+    for (i, sums) in sums.iter_mut().enumerate() {
+        sums.copy_from_slice(&means[i * width + column..][..TILE]);
+    }
+    let mut at = values.first * values.inner + values.from + column;
+    for weights in weights.chunks_exact(lines) {
+        let weights: &[f32; L] = weights[line..line + L].try_into().expect("a whole run of lines");
+        let run: &[E; TILE] = values.all[at..at + TILE].try_into().expect("a whole run of columns");
+        let wide: [f32; TILE] = std::array::from_fn(|c| run[c].widen());
+        for i in 0..L {
+            for c in 0..TILE {
+                sums[i][c] += weights[i] * wide[c];
+            }
+        }
+        at += values.inner;
+    }
+    for (i, sums) in sums.iter().enumerate() {
+        means[i * width + column..][..TILE].copy_from_slice(sums);
+    }
+}

@@ -1,0 +1,325 @@
+//! The gated delta rule: the recurrence of the recurrent layers, row by row or in chunks of rows.
+//!
+//! Both kernels advance the same state by the same rule. They group the arithmetic differently, so they
+//! agree within tolerance, not bit for bit.
+
+mod form;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use rayon::prelude::*;
+
+use crate::conv::whole_runs;
+use crate::numerics::{Element, exp, sigmoid, softplus, sum_of_squares};
+use crate::state::{Part, RowRange};
+use crate::table::PAGE;
+
+/// The gated delta rule, one row of a slot after another.
+///
+/// ```text
+/// q, k, v  = the heads of qkv: k_heads of q, k_heads of k, v_heads of v; v head h uses q, k head h / ratio
+/// qn       = q * rsqrt(sum q^2 + 1e-6) * k_width^-0.5;   kn = k * rsqrt(sum k^2 + 1e-6)
+/// beta     = sigmoid(b);   g = -exp(a_log) * softplus(a + dt_bias)
+///
+/// S  = S * exp(g)
+/// d  = (v - S^T kn) * beta
+/// S  = S + kn (outer) d
+/// y  = r16(S^T qn)
+/// ```
+/// per v head, with ratio = v_heads / k_heads. Sums over the rows of S ascend.
+///
+/// Shapes     qkv: `[rows, 2 * k_heads * k_width + v_heads * v_width]` elements; b, a: columns `beta_at..`
+///            and `decay_at..` of x, one per v head, x: `[rows, stride]` elements; a_log, dt_bias:
+///            `[v_heads]` f32; S: `[v_heads, k_width, v_width]` f32 per slot; y: `[rows, v_heads, v_width]`
+///            elements
+/// Domain     k_heads divides v_heads; the rows of a slot are all of its rows of the round, in order
+/// Effects    writes the covered rows of y and the states of the covered slots
+/// Source     MODEL: gated delta net, recurrence
+pub struct DeltaStep<E>(PhantomData<E>);
+
+/// The gated delta rule in chunks of [`CHUNK`] rows, counted from the first row of a slot in the launch.
+/// The same function as [`DeltaStep`].
+///
+/// ```text
+/// G_i  = g_1 + ... + g_i                         inside the chunk; L_ij = exp(G_i - G_j)
+/// F_i  = beta_i * (v_i - exp(G_i) * S^T kn_i) - sum over j < i of (beta_i * (kn_i . kn_j) * L_ij) * F_j
+/// y_i  = r16(exp(G_i) * S^T qn_i + sum over j <= i of ((qn_i . kn_j) * L_ij) * F_j)
+/// S    = exp(G_n) * S + sum over j of (exp(G_n - G_j) * kn_j) (outer) F_j
+/// ```
+/// A chunk has only real rows: nothing of row i depends on the rows after it. Sums ascend.
+///
+/// Shapes, domain and effects are those of [`DeltaStep`].
+/// Source     MODEL: gated delta net, chunked form; F solves the triangular system of U - W S directly
+pub struct DeltaChunk<E>(PhantomData<E>);
+
+/// Rows of a chunk: the prompt grid, so that a prompt may be cut at any multiple of it.
+pub const CHUNK: usize = PAGE;
+
+/// Added to a sum of squares before its root.
+const UNIT_EPS: f32 = 1e-6;
+
+/// Multiply-adds of a launch below which it stays on the calling thread.
+const PARALLEL_WORK: usize = 1 << 18;
+
+/// Arguments of [`DeltaStep`] and [`DeltaChunk`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Args {
+    /// The covered rows.
+    pub rows: RowRange,
+    /// qkv; row 0 of the round, as are x and y.
+    pub qkv: Ptr<u8>,
+    /// x, the stacked projection.
+    pub x: Ptr<u8>,
+    /// a_log.
+    pub a_log: Ptr<f32>,
+    /// dt_bias.
+    pub dt_bias: Ptr<f32>,
+    /// The states S.
+    pub state: Part,
+    /// y.
+    pub y: Ptr<u8>,
+    /// Elements from one row of x to the next.
+    pub stride: u32,
+    /// First column of b in x.
+    pub beta_at: u32,
+    /// First column of a in x.
+    pub decay_at: u32,
+    /// Query and key heads.
+    pub k_heads: u32,
+    /// Value heads.
+    pub v_heads: u32,
+    /// Width of a query or key head.
+    pub k_width: u32,
+    /// Width of a value head.
+    pub v_width: u32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+impl Args {
+    fn check(&self) -> Result<(), String> {
+        let Args { k_heads, v_heads, k_width, v_width, .. } = *self;
+        if self.rows.is_empty() || [k_heads, v_heads, k_width, v_width].contains(&0) {
+            return Err(format!(
+                "rows {}, heads {k_heads} and {v_heads}, widths {k_width} and {v_width} must all be positive",
+                self.rows.count
+            ));
+        }
+        if v_heads % k_heads != 0 {
+            return Err(format!("{k_heads} key heads do not divide {v_heads} value heads"));
+        }
+        let end = self.beta_at.max(self.decay_at) as usize + v_heads as usize;
+        if end > self.stride as usize {
+            return Err(format!("b or a ends at column {end} of a row of {}", self.stride));
+        }
+        Ok(())
+    }
+}
+
+impl<E: Element> Kernel for DeltaStep<E> {
+    type Args = Args;
+    const NAME: &'static str = "delta_step";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &Args) -> Result<(), String> {
+        args.check()
+    }
+
+    fn grid(args: &Args) -> Grid {
+        Grid::plane(args.v_heads as usize, args.rows.len())
+    }
+
+    fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
+        let inputs = Inputs::<E>::read(args, memory)?;
+        inputs.advance(args, memory, |run, head, state, output| {
+            for (row, output) in run.rows.clone().zip(output.chunks_exact_mut(inputs.v_width)) {
+                let (q, k) = inputs.unit_pair(row, head / inputs.ratio);
+                output.copy_from_slice(&inputs.v(row, head));
+                form::step(&q, &k, inputs.beta(row, head), exp(inputs.decay(row, head)), state, output);
+            }
+        })
+    }
+}
+
+impl<E: Element> Kernel for DeltaChunk<E> {
+    type Args = Args;
+    const NAME: &'static str = "delta_chunk";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &Args) -> Result<(), String> {
+        args.check()
+    }
+
+    fn grid(args: &Args) -> Grid {
+        // The chunks of a slot follow each other, so they are not an axis.
+        Grid::plane(args.v_heads as usize, args.rows.len())
+    }
+
+    fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
+        let inputs = Inputs::<E>::read(args, memory)?;
+        // First what the value heads of one key head share: chunk by chunk, key head by key head.
+        let chunks = inputs.runs.iter().flat_map(Run::chunks);
+        let jobs =
+            chunks.flat_map(|rows| (0..inputs.k_heads).map(move |head| (rows.clone(), head))).collect();
+        let pairs: Vec<form::Pairs> = inputs.spread(jobs, |(rows, head)| {
+            let (q, k): (Vec<_>, Vec<_>) = rows.map(|row| inputs.unit_pair(row, head)).unzip();
+            form::Pairs::new(q.concat(), k.concat(), inputs.k_width)
+        });
+        inputs.advance(args, memory, |run, head, state, output| {
+            let pairs = pairs[run.first_chunk * inputs.k_heads..].iter();
+            let pairs = pairs.skip(head / inputs.ratio).step_by(inputs.k_heads);
+            let mut form = form::Chunk::default();
+            for ((rows, pairs), output) in
+                run.chunks().zip(pairs).zip(output.chunks_mut(CHUNK * inputs.v_width))
+            {
+                form.load(
+                    rows.map(|row| (inputs.v(row, head), inputs.beta(row, head), inputs.decay(row, head))),
+                );
+                form.advance(pairs, state, output);
+            }
+        })
+    }
+}
+
+/// The rows of one slot, as indices into the launch.
+struct Run {
+    slot: u32,
+    rows: Range<usize>,
+    /// Chunks of the launch before this run.
+    first_chunk: usize,
+}
+
+impl Run {
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let end = self.rows.end;
+        self.rows.clone().step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+    }
+}
+
+/// What a launch reads, by row of the launch and head.
+struct Inputs<'a, E> {
+    runs: Vec<Run>,
+    qkv: &'a [E],
+    x: &'a [E],
+    a_log: &'a [f32],
+    dt_bias: &'a [f32],
+    stride: usize,
+    beta_at: usize,
+    decay_at: usize,
+    k_heads: usize,
+    v_heads: usize,
+    k_width: usize,
+    v_width: usize,
+    /// Value heads per key head.
+    ratio: usize,
+}
+
+impl<'a, E: Element> Inputs<'a, E> {
+    fn read(args: &Args, memory: &'a Access<'_>) -> Result<Self, Fault> {
+        let (k_heads, v_heads) = (args.k_heads as usize, args.v_heads as usize);
+        let (k_width, v_width) = (args.k_width as usize, args.v_width as usize);
+        let channels = 2 * k_heads * k_width + v_heads * v_width;
+        let stride = args.stride as usize;
+        let (first, rows) = (args.rows.start(), args.rows.len());
+        let mut runs: Vec<Run> = Vec::new();
+        for run in whole_runs(args.rows.read(memory)?, memory)? {
+            let (start, first_chunk) =
+                runs.last().map_or((0, 0), |run| (run.rows.end, run.first_chunk + run.chunks().count()));
+            runs.push(Run { slot: run[0].slot, rows: start..start + run.len(), first_chunk });
+        }
+        Ok(Inputs {
+            runs,
+            qkv: memory.read(args.qkv.cast::<E>().at(first * channels), rows * channels)?,
+            x: memory.read(args.x.cast::<E>().at(first * stride), rows * stride)?,
+            a_log: memory.read(args.a_log, v_heads)?,
+            dt_bias: memory.read(args.dt_bias, v_heads)?,
+            stride,
+            beta_at: args.beta_at as usize,
+            decay_at: args.decay_at as usize,
+            k_heads,
+            v_heads,
+            k_width,
+            v_width,
+            ratio: v_heads / k_heads,
+        })
+    }
+
+    /// Columns `from..from + width` of a row of qkv, in f32.
+    fn head(&self, row: usize, from: usize, width: usize) -> Vec<f32> {
+        let channels = 2 * self.k_heads * self.k_width + self.v_heads * self.v_width;
+        self.qkv[row * channels + from..][..width].iter().map(|x| x.widen()).collect()
+    }
+
+    /// qn and kn of a key head.
+    fn unit_pair(&self, row: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
+        let unit = |mut x: Vec<f32>, scale: f32| {
+            let inverse = 1.0 / (sum_of_squares(&x) + UNIT_EPS).sqrt();
+            x.iter_mut().for_each(|x| *x = *x * inverse * scale);
+            x
+        };
+        let q = self.head(row, head * self.k_width, self.k_width);
+        let k = self.head(row, (self.k_heads + head) * self.k_width, self.k_width);
+        (unit(q, 1.0 / (self.k_width as f32).sqrt()), unit(k, 1.0))
+    }
+
+    /// v of a value head.
+    fn v(&self, row: usize, head: usize) -> Vec<f32> {
+        self.head(row, 2 * self.k_heads * self.k_width + head * self.v_width, self.v_width)
+    }
+
+    /// beta of a value head.
+    fn beta(&self, row: usize, head: usize) -> f32 {
+        sigmoid(self.x[row * self.stride + self.beta_at + head].widen())
+    }
+
+    /// g of a value head.
+    fn decay(&self, row: usize, head: usize) -> f32 {
+        let a = self.x[row * self.stride + self.decay_at + head].widen();
+        -self.a_log[head].exp() * softplus(a + self.dt_bias[head])
+    }
+
+    /// Advances the state of every covered slot and value head by `rule(run, head, state, output)`, whose
+    /// output is `[rows of the run, v_width]`, and stores the outputs.
+    fn advance(
+        &self,
+        args: &Args,
+        memory: &Access<'_>,
+        rule: impl Fn(&Run, usize, &mut [f32], &mut [f32]) + Sync,
+    ) -> Result<(), Fault> {
+        let (state_size, y_width) = (self.k_width * self.v_width, self.v_heads * self.v_width);
+        let (first, rows) = (args.rows.start(), args.rows.len());
+        let y = memory.write::<E>(args.y.cast::<E>().at(first * y_width), rows * y_width)?;
+        let mut jobs = Vec::new();
+        for run in &self.runs {
+            let states = memory.write(args.state.slot::<f32>(run.slot), self.v_heads * state_size)?;
+            jobs.extend(
+                states.chunks_exact_mut(state_size).enumerate().map(|(head, state)| (run, head, state)),
+            );
+        }
+        let outputs = self.spread(jobs, |(run, head, state)| {
+            let mut output = vec![0.0; run.rows.len() * self.v_width];
+            rule(run, head, state, &mut output);
+            (run, head, output)
+        });
+        for (run, head, output) in outputs {
+            for (row, output) in run.rows.clone().zip(output.chunks_exact(self.v_width)) {
+                let y = &mut y[row * y_width + head * self.v_width..][..self.v_width];
+                crate::numerics::narrow(output, y);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs jobs in order of their list, on several threads if the launch is large.
+    fn spread<J: Send, R: Send>(&self, jobs: Vec<J>, run: impl Fn(J) -> R + Sync + Send) -> Vec<R> {
+        let rows = self.qkv.len() / (2 * self.k_heads * self.k_width + self.v_heads * self.v_width);
+        match rows * self.v_heads * self.k_width * self.v_width < PARALLEL_WORK {
+            true => jobs.into_iter().map(run).collect(),
+            false => jobs.into_par_iter().map(run).collect(),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The n-gram embedding: which table rows a token reads, the gate against the streams, and the short
+//! convolution that writes the result back.
+
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use rayon::prelude::*;
+
+use crate::conv::{History, ROWS_PER_THREAD, Taps, histories, places};
+use crate::numerics::{Element, dot, sigmoid, silu};
+use crate::residual::rms_grouped;
+use crate::state::{Part, RowRange};
+use crate::table::PREVIOUS;
+
+/// Looks up the table rows of every token's n-grams.
+///
+/// ```text
+/// row[t, h] = hash_rows(id[t], previous[t])[h]
+/// e[t, h]   = table[row[t, h]]
+/// ```
+/// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`hash_rows`].
+///
+/// Shapes     table: `[table_rows, width]` elements; e: `[rows, heads, width]` elements; multipliers:
+///            `[ngram_size]`, primes and offsets: `[heads]`
+/// Domain     2 <= ngram_size <= [`PREVIOUS`] + 1; primes positive; every row inside the table
+/// Effects    writes the covered rows of e
+/// Source     MODEL: n-gram embedding, row ids
+pub struct NgramGather<E>(PhantomData<E>);
+
+/// Arguments of [`NgramGather`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct GatherArgs {
+    /// The covered rows.
+    pub rows: RowRange,
+    /// The multipliers of the hash.
+    pub multipliers: Ptr<u64>,
+    /// The vocabulary of every head.
+    pub primes: Ptr<u64>,
+    /// The first table row of every head.
+    pub offsets: Ptr<u64>,
+    /// The table.
+    pub table: Ptr<u8>,
+    /// e; row 0 of the round.
+    pub e: Ptr<u8>,
+    /// Rows of the table.
+    pub table_rows: u64,
+    /// Width of a table row.
+    pub width: u32,
+    /// The longest n-gram.
+    pub ngram_size: u32,
+    /// Heads per n-gram length.
+    pub heads_per_ngram: u32,
+    /// The id that n-grams do not reach across.
+    pub boundary: u32,
+}
+
+/// Gates the values of the n-gram embedding by how well its keys match the streams.
+///
+/// ```text
+/// key, val    = the first streams * hidden columns of kv, and the hidden columns after them
+/// k[t, s, j]  = r16(rms over j of key[t, s], 1 + norm_key);   q[t, s, j] = the same of R[t, s] with norm_query
+/// a[t, s]     = (sum over j of k[t, s, j] * q[t, s, j]) / sqrt(hidden)
+/// g[t, s]     = sqrt(max(|a|, 1e-6)) * sign(a),  sign(0) = 0
+/// gv[t, s, j] = r16(sigmoid(g[t, s]) * val[t, j])
+/// cn[t, s, j] = r16(rms over j of gv[t, s], 1 + norm_conv)
+/// ```
+/// Shapes     kv: `[rows, streams * hidden + hidden]`, R, gv, cn: `[rows, streams, hidden]`, norms:
+///            `[streams, hidden]`, all elements
+/// Effects    writes the covered rows of gv and cn; the rounded gv feeds the norm. Does not read facts
+/// Source     MODEL: n-gram embedding, feature
+pub struct NgramGate<E>(PhantomData<E>);
+
+/// Arguments of [`NgramGate`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct GateArgs {
+    /// The covered rows.
+    pub rows: RowRange,
+    /// kv; row 0 of the round, as are R, gv and cn.
+    pub keyval: Ptr<u8>,
+    /// R.
+    pub streams: Ptr<u8>,
+    /// The gain of the keys.
+    pub norm_key: Ptr<u8>,
+    /// The gain of the streams.
+    pub norm_query: Ptr<u8>,
+    /// The gain of the gated values.
+    pub norm_conv: Ptr<u8>,
+    /// gv.
+    pub gv: Ptr<u8>,
+    /// cn.
+    pub cn: Ptr<u8>,
+    /// Number of streams.
+    pub count: u32,
+    /// Width of a stream.
+    pub hidden: u32,
+    /// eps.
+    pub eps: f32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+/// The short convolution of the n-gram embedding, added to the streams.
+///
+/// ```text
+/// cv[t, ch] = r16(sum over j in 0..taps, ascending, of w[ch, j] * cn[t - (taps - 1 - j) * dilation, ch])
+/// R[t, ch]  = r16(R[t, ch] + (gv[t, ch] + silu(cv[t, ch])))
+/// ```
+/// cn at times before the rows of a slot comes from the slot's window, oldest row first; the window of a
+/// fresh slot is zero.
+///
+/// Shapes     R, gv, cn: `[rows, width]` elements; w: `[width, taps]` elements; window:
+///            `[(taps - 1) * dilation, width]` elements per slot
+/// Domain     the rows of a slot are all of its rows of the round, in order
+/// Effects    writes the covered rows of R; the windows of the covered slots become the last rows of cn,
+///            rows of the old window included
+/// Source     MODEL: n-gram embedding, feature
+pub struct NgramConv<E>(PhantomData<E>);
+
+/// Arguments of [`NgramConv`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct ConvArgs {
+    /// The covered rows.
+    pub rows: RowRange,
+    /// gv; row 0 of the round, as are cn and R.
+    pub gv: Ptr<u8>,
+    /// cn.
+    pub cn: Ptr<u8>,
+    /// w.
+    pub weight: Ptr<u8>,
+    /// The windows.
+    pub window: Part,
+    /// R.
+    pub streams: Ptr<u8>,
+    /// Width of a row: all streams.
+    pub width: u32,
+    /// Taps of the convolution.
+    pub taps: u32,
+    /// Rows between two taps.
+    pub dilation: u32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+/// The table rows of one token, head by head.
+///
+/// ```text
+/// c[0] = id;  c[s] = the id s before it, or the boundary if a boundary lies strictly between
+/// x[n] = c[0] * M[0] ^ ... ^ c[n - 1] * M[n - 1]          signed 64-bit, wrapping
+/// row  = x[n] mod prime + offset                         heads_per_ngram heads for every n from 2
+/// ```
+/// The constants are such that `x` is never negative. `previous` is nearest first and at least one shorter
+/// than an n-gram; the boundary stands where there is no id.
+pub fn hash_rows(
+    id: u32,
+    previous: &[u32],
+    boundary: u32,
+    multipliers: &[u64],
+    primes: &[u64],
+    offsets: &[u64],
+    heads_per_ngram: usize,
+    rows: &mut [u64],
+) {
+    let term = |id: u32, multiplier: u64| i64::from(id).wrapping_mul(multiplier as i64);
+    let mut x = term(id, multipliers[0]);
+    let mut cut = false;
+    let heads = rows.chunks_mut(heads_per_ngram).zip(primes.chunks(heads_per_ngram));
+    let heads = heads.zip(offsets.chunks(heads_per_ngram));
+    for ((&previous, &multiplier), ((rows, primes), offsets)) in
+        previous.iter().zip(&multipliers[1..]).zip(heads)
+    {
+        x ^= term(if cut { boundary } else { previous }, multiplier);
+        cut |= previous == boundary;
+        for ((row, prime), offset) in rows.iter_mut().zip(primes).zip(offsets) {
+            *row = x.rem_euclid(*prime as i64) as u64 + offset;
+        }
+    }
+}
+
+impl<E: Element> Kernel for NgramGather<E> {
+    type Args = GatherArgs;
+    const NAME: &'static str = "ngram_gather";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &GatherArgs) -> Result<(), String> {
+        if args.rows.is_empty() || args.width == 0 || args.heads_per_ngram == 0 {
+            return Err(format!(
+                "rows {}, width {} and heads per n-gram {} must all be positive",
+                args.rows.count, args.width, args.heads_per_ngram
+            ));
+        }
+        match args.ngram_size as usize {
+            2.. if args.ngram_size as usize <= PREVIOUS + 1 => Ok(()),
+            size => Err(format!("ngram_size {size} is not in 2..={}", PREVIOUS + 1)),
+        }
+    }
+
+    fn grid(args: &GatherArgs) -> Grid {
+        Grid::line(args.rows.len())
+    }
+
+    fn host(args: &GatherArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let (width, per_ngram) = (args.width as usize, args.heads_per_ngram as usize);
+        let heads = (args.ngram_size as usize - 1) * per_ngram;
+        let facts = args.rows.read(memory)?;
+        let multipliers = memory.read(args.multipliers, args.ngram_size as usize)?;
+        let primes = memory.read(args.primes, heads)?;
+        let offsets = memory.read(args.offsets, heads)?;
+        let table = memory.read::<E>(args.table.cast(), args.table_rows as usize * width)?;
+        let e = args.e.cast::<E>().at(args.rows.start() * heads * width);
+        let e = memory.write(e, facts.len() * heads * width)?;
+        if let Some(prime) =
+            primes.iter().find(|&&prime| i64::try_from(prime).map_or(true, |prime| prime == 0))
+        {
+            return Err(memory.domain(format!("a head has a vocabulary of {prime} rows")));
+        }
+        let mut rows = vec![0; heads];
+        for (fact, e) in facts.iter().zip(e.chunks_exact_mut(heads * width)) {
+            let (id, previous) = (fact.id, &fact.previous[..]);
+            hash_rows(id, previous, args.boundary, multipliers, primes, offsets, per_ngram, &mut rows);
+            for (&row, e) in rows.iter().zip(e.chunks_exact_mut(width)) {
+                if row >= args.table_rows {
+                    return Err(memory.domain(format!("row {row} of a table of {} rows", args.table_rows)));
+                }
+                e.copy_from_slice(&table[row as usize * width..][..width]);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<E: Element> Kernel for NgramGate<E> {
+    type Args = GateArgs;
+    const NAME: &'static str = "ngram_gate";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &GateArgs) -> Result<(), String> {
+        match args.rows.is_empty() || args.count == 0 || args.hidden == 0 {
+            false => Ok(()),
+            true => Err(format!(
+                "rows {}, streams {} and hidden {} must all be positive",
+                args.rows.count, args.count, args.hidden
+            )),
+        }
+    }
+
+    fn grid(args: &GateArgs) -> Grid {
+        Grid::plane(args.count as usize, args.rows.len())
+    }
+
+    fn host(args: &GateArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let hidden = args.hidden as usize;
+        let width = args.count as usize * hidden;
+        let (first, rows) = (args.rows.start(), args.rows.len());
+        let kv_width = width + hidden;
+        let keyval = memory.read::<E>(args.keyval.cast::<E>().at(first * kv_width), rows * kv_width)?;
+        let streams = memory.read::<E>(args.streams.cast::<E>().at(first * width), rows * width)?;
+        let norm_key = memory.read::<E>(args.norm_key.cast(), width)?;
+        let norm_query = memory.read::<E>(args.norm_query.cast(), width)?;
+        let norm_conv = memory.read::<E>(args.norm_conv.cast(), width)?;
+        let gv = memory.write::<E>(args.gv.cast::<E>().at(first * width), rows * width)?;
+        let cn = memory.write::<E>(args.cn.cast::<E>().at(first * width), rows * width)?;
+
+        let inputs = keyval.par_chunks_exact(kv_width).zip(streams.par_chunks_exact(width));
+        let outputs = gv.par_chunks_exact_mut(width).zip(cn.par_chunks_exact_mut(width));
+        inputs.zip(outputs).with_min_len(ROWS_PER_THREAD).for_each(|((keyval, streams), (gv, cn))| {
+            let (key, value) = keyval.split_at(width);
+            let mut k = vec![E::zeroed(); width];
+            let mut q = vec![E::zeroed(); width];
+            rms_grouped(key, norm_key, hidden, args.eps, &mut k);
+            rms_grouped(streams, norm_query, hidden, args.eps, &mut q);
+            let pairs = k.chunks_exact(hidden).zip(q.chunks_exact(hidden));
+            for ((k, q), gv) in pairs.zip(gv.chunks_exact_mut(hidden)) {
+                let open = sigmoid(signed_root(dot(k, q) / (hidden as f32).sqrt()));
+                for (gv, value) in gv.iter_mut().zip(value) {
+                    *gv = E::narrow(open * value.widen());
+                }
+            }
+            rms_grouped(gv, norm_conv, hidden, args.eps, cn);
+        });
+        Ok(())
+    }
+}
+
+/// `sqrt(max(|a|, 1e-6)) * sign(a)`; 0 for 0 and NaN for NaN.
+fn signed_root(a: f32) -> f32 {
+    let root = a.abs().max(1e-6).sqrt();
+    if a == 0.0 || a.is_nan() { a } else { root.copysign(a) }
+}
+
+impl<E: Element> Kernel for NgramConv<E> {
+    type Args = ConvArgs;
+    const NAME: &'static str = "ngram_conv";
+    const ELEMENT: &'static str = E::NAME;
+
+    fn check(args: &ConvArgs) -> Result<(), String> {
+        match args.rows.is_empty() || args.width == 0 || args.taps == 0 || args.dilation == 0 {
+            false => Ok(()),
+            true => Err(format!(
+                "rows {}, width {}, taps {} and dilation {} must all be positive",
+                args.rows.count, args.width, args.taps, args.dilation
+            )),
+        }
+    }
+
+    fn grid(args: &ConvArgs) -> Grid {
+        Grid::plane(args.width as usize, args.rows.len())
+    }
+
+    fn host(args: &ConvArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let width = args.width as usize;
+        let facts = args.rows.read(memory)?;
+        let (first, rows) = (args.rows.start(), args.rows.len());
+        let gv = memory.read::<E>(args.gv.cast::<E>().at(first * width), rows * width)?;
+        let cn = memory.read::<E>(args.cn.cast::<E>().at(first * width), rows * width)?;
+        let weight = memory.read::<E>(args.weight.cast(), width * args.taps as usize)?;
+        let streams = memory.write::<E>(args.streams.cast::<E>().at(first * width), rows * width)?;
+        let taps = Taps::new(weight, width, args.dilation as usize);
+        let mut histories = histories(facts, args.window, &taps, memory, |t| &cn[t * width..][..width])?;
+
+        let places = places(&histories);
+        let rows = streams.par_chunks_exact_mut(width).zip(gv.par_chunks_exact(width)).zip(places);
+        rows.with_min_len(ROWS_PER_THREAD).for_each(|((streams, gv), (history, place))| {
+            let mut sums = vec![0.0; width];
+            histories[history].convolve(&taps, place, &mut sums);
+            for ((r, gv), sum) in streams.iter_mut().zip(gv).zip(&sums) {
+                *r = E::narrow(r.widen() + (gv.widen() + silu(E::round(*sum))));
+            }
+        });
+        histories.iter_mut().for_each(History::keep);
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! Where the state of lanes lies: the layout of a slot and of a page, and the memory of one slab.
+//!
+//! ```text
+//! slot = head | page table | rotary ring | per layer: recurrent state and windows, or index ring | n-gram windows
+//! page = per sparse layer: keys [64, kv_heads, width] | values, the same | pooled index keys [64 / ratio, width]
+//! ```
+//! A slot is reached through its number, so launches bake a slab's address and stride, never a slot's.
+
+use std::sync::Arc;
+
+use graph::{Arena, Device, Digest, Digester, Region, Slab, Span};
+use kernels::numerics::ElementType;
+use kernels::state::{Pages, Part};
+use kernels::table::{Head, PAGE};
+
+use crate::config::{LayerKind, ModelConfig};
+
+/// The layout of one lane's state, the same in every slab.
+#[derive(Clone, Debug)]
+pub struct LaneLayout {
+    /// Element type of caches and windows.
+    pub element: ElementType,
+    /// The slot as labelled spans.
+    pub slot: Region,
+    /// The [`Head`].
+    pub head: Span,
+    /// The page table: u32 per page of the context.
+    pub page_table: Span,
+    /// The rotary positions of the last 64 positions.
+    pub axes: Span,
+    /// What each layer keeps in the slot.
+    pub layers: Vec<LayerSpans>,
+    /// The windows of the n-gram embeddings, by layer.
+    pub ngram_windows: Vec<Option<Span>>,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Pages of the longest context.
+    pub pages_per_lane: usize,
+    /// A view of one sparse layer's part of a page, without addresses.
+    view: Pages,
+}
+
+/// What one layer keeps in a slot.
+#[derive(Clone, Copy, Debug)]
+pub enum LayerSpans {
+    /// A recurrent layer: its state, f32 `[v_heads, k_width, v_width]`, and its convolution window.
+    Recurrent {
+        /// The state.
+        state: Span,
+        /// The window: the last raw columns, oldest first.
+        window: Span,
+    },
+    /// A sparse layer: its ring of raw index keys, and where its part of a page begins.
+    Sparse {
+        /// The ring: `[64, index_width]`.
+        ring: Span,
+        /// Bytes from the start of a page.
+        page_offset: usize,
+    },
+}
+
+impl LaneLayout {
+    /// The layout for a model run with `element`, with room for `context` positions.
+    pub fn new(config: &ModelConfig, element: ElementType, context: usize) -> LaneLayout {
+        let bytes = element.bytes();
+        let pages_per_lane = context.div_ceil(PAGE);
+        let view = Pages {
+            kv_heads: config.num_key_value_heads as u32,
+            width: config.head_dim as u32,
+            ratio: config.indexer_compress_ratio as u32,
+            index_width: config.indexer_head_dim as u32,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        let mut slot = Region::new();
+        let head = slot.array::<Head>("head", 1);
+        let page_table = slot.array::<u32>(PAGE_TABLE, pages_per_lane);
+        let axes = slot.array::<[i32; 3]>("rotary ring", PAGE);
+        let mut page_bytes = 0;
+        let layers = config.layers.iter().enumerate().map(|(layer, kind)| match kind {
+            LayerKind::LinearAttention => {
+                let heads = config.linear_num_value_heads;
+                let state = heads * config.linear_key_head_dim * config.linear_value_head_dim;
+                let window = (config.linear_conv_kernel_dim - 1) * config.linear_conv_width();
+                LayerSpans::Recurrent {
+                    state: slot.array::<f32>(format!("layer {layer} recurrent state"), state),
+                    window: slot.add(format!("layer {layer} convolution window"), window * bytes),
+                }
+            }
+            LayerKind::SparseAttention => {
+                let page_offset = page_bytes;
+                page_bytes += view.layer_bytes(bytes).next_multiple_of(graph::region::SPAN_ALIGN);
+                let ring = PAGE * config.indexer_head_dim * bytes;
+                LayerSpans::Sparse { ring: slot.add(format!("layer {layer} index ring"), ring), page_offset }
+            }
+        });
+        let layers = layers.collect();
+        let windows = (0..config.num_hidden_layers).map(|layer| {
+            let ngram = config.ple.iter().find(|ple| ple.layer == layer).and(config.ngram)?;
+            let columns = (ngram.conv_kernel_size - 1) * ngram.ngram_size;
+            Some(slot.add(format!("layer {layer} n-gram window"), columns * config.streams_width() * bytes))
+        });
+        let ngram_windows = windows.collect();
+        LaneLayout {
+            element,
+            slot,
+            head,
+            page_table,
+            axes,
+            layers,
+            ngram_windows,
+            page_bytes,
+            pages_per_lane,
+            view,
+        }
+    }
+
+    /// The parts of a slot that are state: all but the page table, which says where state is.
+    pub fn parts(&self) -> impl Iterator<Item = (&str, Span)> {
+        self.slot.spans().filter(|(label, _)| *label != PAGE_TABLE)
+    }
+
+    /// The view of a page's part of one sparse layer, without addresses: for its sizes.
+    pub fn page_view(&self) -> &Pages {
+        &self.view
+    }
+}
+
+const PAGE_TABLE: &str = "page table";
+
+/// The memory of one slab: its slots, and the pool of pages that its page tables name.
+#[derive(Clone)]
+pub struct Lanes {
+    /// Its number, as page edits name it.
+    pub number: u32,
+    /// The layout of a slot and of a page.
+    pub layout: Arc<LaneLayout>,
+    /// The slots.
+    pub slab: Slab,
+    /// The pages.
+    pub pool: Arena,
+    /// Number of pages.
+    pub pages: usize,
+}
+
+impl Lanes {
+    /// Allocates a slab of `slots` slots and a pool of `pages` pages.
+    pub fn new(
+        device: &Device,
+        number: u32,
+        layout: Arc<LaneLayout>,
+        slots: usize,
+        pages: usize,
+    ) -> graph::Result<Lanes> {
+        let slab = Slab::new(device, "lane slots", &layout.slot, slots)?;
+        let pool = device.arena("pages", layout.page_bytes * pages)?;
+        Ok(Lanes { number, layout, slab, pool, pages })
+    }
+
+    /// A part of every slot.
+    pub fn part(&self, span: Span) -> Part {
+        Part { base: self.slab.arena().base().byte_add(span.offset), stride: self.slab.stride() as u64 }
+    }
+
+    /// The pages as the layer sees them whose part of a page begins at `page_offset`.
+    pub fn pages(&self, page_offset: usize) -> Pages {
+        Pages {
+            base: self.pool.base().byte_add(page_offset),
+            stride: self.layout.page_bytes as u64,
+            tables: self.part(self.layout.page_table),
+            capacity: self.layout.pages_per_lane as u32,
+            pages: self.pages as u32,
+            ..self.layout.view
+        }
+    }
+
+    /// The buffer digest of every lane of this slab: each address, stride, capacity and type that an
+    /// argument block bakes for it.
+    pub fn digest(&self) -> Digest {
+        let mut digest = Digester::new();
+        digest.number(self.number.into());
+        digest.digest(self.slab.digest());
+        digest.digest(self.pool.digest());
+        digest.number(self.layout.page_bytes as u64).number(self.pages as u64);
+        digest.number(self.layout.pages_per_lane as u64).text(self.layout.element.name());
+        digest.finish()
+    }
+
+    /// The arenas that launches on this slab point into.
+    pub fn arenas(&self) -> [Arena; 2] {
+        [self.slab.arena().clone(), self.pool.clone()]
+    }
+}

@@ -1,0 +1,110 @@
+//! The memory plan: what a model will take, part by part, before any weight is read.
+
+use std::fmt;
+
+use kernels::numerics::ElementType;
+
+use crate::checkpoint::Checkpoint;
+use crate::lanes::LaneLayout;
+use crate::scratch::{RoundLimits, Scratch};
+use crate::weights::WeightPlan;
+
+/// Every part of device memory with its size, and the setting that changes it.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    label: &'static str,
+    bytes: usize,
+    detail: String,
+    setting: &'static str,
+}
+
+impl MemoryPlan {
+    /// The plan for running `checkpoint` with these sizes: `slots` lanes and `pages` pages.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        element: ElementType,
+        weights: &WeightPlan,
+        layout: &LaneLayout,
+        slots: usize,
+        pages: usize,
+        limits: RoundLimits,
+    ) -> MemoryPlan {
+        let table = weights.table_bytes();
+        let part = |label, bytes, detail: String, setting| Part { label, bytes, detail, setting };
+        let kind = element.name();
+        let slot = layout.slot.bytes();
+        let parts = vec![
+            part(
+                "weights",
+                weights.bytes() - table,
+                format!("{kind}, read once into device memory"),
+                "--dtype",
+            ),
+            part("n-gram table", table, format!("{kind}, in device memory"), "--dtype"),
+            part("lane slots", slots * slot, format!("{slots} of {slot} bytes"), ""),
+            part(
+                "pages",
+                pages * layout.page_bytes,
+                format!("{pages} of {} bytes, 64 positions each", layout.page_bytes),
+                "--context",
+            ),
+            part(
+                "round buffers",
+                Scratch::bytes(&checkpoint.config, element, limits),
+                format!("rounds of up to {} rows", limits.rows),
+                "",
+            ),
+        ];
+        MemoryPlan { parts }
+    }
+
+    /// Size of all parts in bytes.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "memory plan  {}", Size(self.bytes()))?;
+        for part in self.parts.iter().filter(|part| part.bytes > 0) {
+            let changed =
+                if part.setting.is_empty() { String::new() } else { format!(" ({})", part.setting) };
+            writeln!(
+                f,
+                "  {:<14} {:>10}  {}{changed}",
+                part.label,
+                Size(part.bytes).to_string(),
+                part.detail
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A size in bytes, printed with three digits and a binary unit.
+pub struct Size(pub usize);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+        let (mut size, mut unit) = (self.0 as f64, 0);
+        while size >= 1000.0 && unit + 1 < UNITS.len() {
+            size /= 1024.0;
+            unit += 1;
+        }
+        let decimals = if unit == 0 || size >= 100.0 {
+            0
+        } else if size >= 10.0 {
+            1
+        } else {
+            2
+        };
+        write!(f, "{size:.decimals$} {}", UNITS[unit])
+    }
+}
