@@ -60,7 +60,7 @@ pub struct GatherArgs {
 ///
 /// ```text
 /// key, val    = the first streams * hidden columns of kv, and the hidden columns after them
-/// k[t, s, j]  = r16(rms over j of key[t, s], 1 + norm_key);   q[t, s, j] = the same of R[t, s] with norm_query
+/// k[t, s, j]  = rms over j of key[t, s], 1 + norm_key;   q[t, s, j] = the same of R[t, s] with norm_query
 /// a[t, s]     = (sum over j of k[t, s, j] * q[t, s, j]) / sqrt(hidden)
 /// g[t, s]     = sqrt(max(|a|, 1e-6)) * sign(a),  sign(0) = 0
 /// gv[t, s, j] = r16(sigmoid(g[t, s]) * val[t, j])
@@ -268,8 +268,8 @@ impl<E: Element> Kernel for NgramGate<E> {
         let outputs = gv.par_chunks_exact_mut(width).zip(cn.par_chunks_exact_mut(width));
         inputs.zip(outputs).with_min_len(ROWS_PER_THREAD).for_each(|((keyval, streams), (gv, cn))| {
             let (key, value) = keyval.split_at(width);
-            let mut k = vec![E::zeroed(); width];
-            let mut q = vec![E::zeroed(); width];
+            let mut k = vec![0.0f32; width];
+            let mut q = vec![0.0f32; width];
             rms_grouped(key, norm_key, hidden, args.eps, &mut k);
             rms_grouped(streams, norm_query, hidden, args.eps, &mut q);
             let pairs = k.chunks_exact(hidden).zip(q.chunks_exact(hidden));

@@ -156,8 +156,9 @@ pub fn exp(x: f32) -> f32 {
     // 2^n in two steps, so that n = 128 does not overflow the exponent field early.
     let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
     let first = exponent >> 1;
-    let scale = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
-    let y = y * scale(first) * scale(exponent - first);
+    // Wrapping, since an overflow check would keep this from being vectorised; |exponent| is at most 128.
+    let scale = |e: i32| f32::from_bits((e.wrapping_add(127) as u32) << 23);
+    let y = y * scale(first) * scale(exponent.wrapping_sub(first));
     let y = if x < -87.3 { 0.0 } else { y };
     let y = if x > 88.7 { f32::INFINITY } else { y };
     if x.is_nan() { x } else { y }

@@ -17,14 +17,14 @@ use crate::table::{Head, Outcome};
 /// ```
 /// Shapes     logits: `[rows, vocab]` elements, outcomes: one [`Outcome`] per row of the round
 /// Domain     choices is at most vocab: ids from there on have no text and are never picked
-/// Effects    writes the outcome of the covered rows, and `last_id` of their slots
+/// Effects    writes the outcome of the covered rows; a slot's last row of the round writes its `last_id`
 pub struct Pick<E>(PhantomData<E>);
 
 /// Arguments of [`Pick`]. Logits and outcomes are indexed from the first covered row.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Args {
-    /// The rows; each is its slot's last of the round.
+    /// The rows.
     pub rows: RowRange,
     /// The logits of the first covered row.
     pub logits: Ptr<u8>,
@@ -65,7 +65,9 @@ impl<E: Element> Kernel for Pick<E> {
             let best = choices.min_by(|a, b| before(*a, *b)).expect("there is at least one choice");
             let finite = logits.iter().all(|x| x.widen().is_finite());
             *outcome = Outcome { id: best.1, status: u32::from(!finite) };
-            memory.write(args.heads.slot::<Head>(fact.slot), 1)?[0].last_id = best.1;
+            if fact.place + 1 == fact.count {
+                memory.write(args.heads.slot::<Head>(fact.slot), 1)?[0].last_id = best.1;
+            }
         }
         Ok(())
     }

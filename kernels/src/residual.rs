@@ -97,14 +97,14 @@ impl<E: Element> Kernel for Residual<E> {
     }
 }
 
-/// RMS norm with a zero-centred gain over every run of `group` values: `y = r16(x * rsqrt(mean(x^2) + eps) * (1 + gain))`.
-/// `gain` is as long as `x`.
-pub fn rms_grouped<E: Element>(x: &[E], gain: &[E], group: usize, eps: f32, y: &mut [E]) {
+/// RMS norm with a zero-centred gain over every run of `group` values:
+/// `y = x * rsqrt(mean(x^2) + eps) * (1 + gain)`, rounded to the element type of `y`. `gain` is as long as `x`.
+pub fn rms_grouped<E: Element, Y: Element>(x: &[E], gain: &[E], group: usize, eps: f32, y: &mut [Y]) {
     let runs = x.chunks_exact(group).zip(gain.chunks_exact(group)).zip(y.chunks_exact_mut(group));
     for ((x, gain), y) in runs {
         let scale = inverse_rms(x, eps);
         for ((x, gain), y) in x.iter().zip(gain).zip(y) {
-            *y = E::narrow(x.widen() * scale * (1.0 + gain.widen()));
+            *y = Y::narrow(x.widen() * scale * (1.0 + gain.widen()));
         }
     }
 }

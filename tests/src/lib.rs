@@ -1,3 +1,6 @@
 //! What the suites share.
 
+pub mod check;
+pub mod fixture;
+pub mod oracle;
 pub mod snap;

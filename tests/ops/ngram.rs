@@ -1,0 +1,5 @@
+//! The n-gram embedding: hash, gather, gate and convolution.
+
+mod conv;
+mod feature;
+mod hash;

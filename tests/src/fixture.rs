@@ -1,0 +1,148 @@
+//! A model opened on a host device with a few lanes, driven row by row: what model-level suites share.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use graph::host::HostOptions;
+use graph::{Device, Emission, Exec};
+use kernels::numerics::ElementType;
+use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row};
+use runtime::bundle::Bundle;
+use runtime::checkpoint::Checkpoint;
+use runtime::lanes::{LaneLayout, Lanes};
+use runtime::model::{Group, Model, Picks, RoundShape};
+use runtime::runner::{Runner, StagedTable};
+use runtime::scratch::RoundLimits;
+use runtime::weights::WeightPlan;
+
+/// A path inside the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of the repository").join(path)
+}
+
+/// A model with one slab of lanes.
+pub struct Fixture {
+    /// The runner.
+    pub runner: Runner,
+    /// The slab.
+    pub lanes: Lanes,
+}
+
+/// One lane of a fixture: page `i` of slot `s` is page `s * pages_per_lane + i` of the pool.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    /// Its slot.
+    pub slot: usize,
+    /// Its pages, for the whole context.
+    pub pages: Vec<u32>,
+    /// Positions that are final.
+    pub length: usize,
+}
+
+/// How large a fixture is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Lanes.
+    pub slots: usize,
+    /// Positions per lane.
+    pub context: usize,
+    /// Rows of a round, all of which may reach the head.
+    pub rows: usize,
+}
+
+impl Fixture {
+    /// Opens a model folder.
+    pub fn open(dir: &Path, element: ElementType, size: Size) -> Fixture {
+        let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+        let device = Device::host(HostOptions::default());
+        let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
+        let loaded = WeightPlan::new(&checkpoint, element).load(&checkpoint, &device, &mut |_, _| {}).expect("weights load");
+        let pages = size.slots * layout.pages_per_lane;
+        let lanes = Lanes::new(&device, 0, layout, size.slots, pages).expect("lanes fit");
+        let choices = checkpoint.config.vocab_size;
+        let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
+        let edits = size.rows / PAGE + 2 * size.slots + 2;
+        let limits = RoundLimits { rows: size.rows, picked_rows: size.rows, edits };
+        let runner = Runner::new(&device, model, loaded.arena, limits).expect("buffers fit");
+        Fixture { runner, lanes }
+    }
+
+    /// A fresh lane in `slot`.
+    pub fn lane(&self, slot: usize) -> Lane {
+        self.runner.clear_slot(&self.lanes, slot).expect("a slot is cleared");
+        let per_lane = self.lanes.layout.pages_per_lane;
+        Lane { slot, pages: (slot * per_lane..(slot + 1) * per_lane).map(|page| page as u32).collect(), length: 0 }
+    }
+
+    /// The state of a lane.
+    pub fn bundle<'a>(&'a self, lane: &'a Lane) -> Bundle<'a> {
+        Bundle { lanes: &self.lanes, slot: lane.slot, pages: &lane.pages, length: lane.length }
+    }
+
+    /// Stages a piece of a prompt and gives its launches; the lane moves on.
+    pub fn prompt_emission(&mut self, lane: &mut Lane, ids: &[u32], picks: Picks) -> Emission {
+        let (slot, count) = (lane.slot as u32, ids.len() as u32);
+        let rows: Vec<Row> = (0..count).map(|place| Row { slot, place, first: 0, count }).collect();
+        let at = |(place, &id): (usize, &u32)| PromptRow { id, axes: [(lane.length + place) as i32; 3] };
+        let prompt: Vec<PromptRow> = ids.iter().enumerate().map(at).collect();
+        let edits = edits(lane, ids.len());
+        self.runner.stage(StagedTable { rows: &rows, prompt: &prompt, edits: &edits }).expect("staged");
+        lane.length += ids.len();
+        let groups = [Group { lanes: &self.lanes, rows: ids.len() }];
+        self.runner.emission(&RoundShape { kind: Kind::Prompt, groups: &groups, picks }).expect("legal launches")
+    }
+
+    /// Runs a piece of a prompt; the logits after each of its ids.
+    pub fn prompt(&mut self, lane: &mut Lane, ids: &[u32]) -> Vec<f32> {
+        let emission = self.prompt_emission(lane, ids, Picks::All);
+        self.runner.stream.run(emission, &[]).expect("queued");
+        self.runner.logits(ids.len()).expect("the round runs")
+    }
+
+    /// Stages one decode row for each lane, in order; the lanes move on.
+    pub fn stage_decode(&mut self, lanes: &mut [&mut Lane]) {
+        let row = |(first, lane): (usize, &&mut Lane)| Row { slot: lane.slot as u32, place: 0, first: first as u32, count: 1 };
+        let rows: Vec<Row> = lanes.iter().enumerate().map(row).collect();
+        let edits: Vec<PageEdit> = lanes.iter().flat_map(|lane| edits(lane, 1)).collect();
+        self.runner.stage(StagedTable { rows: &rows, prompt: &[], edits: &edits }).expect("staged");
+        lanes.iter_mut().for_each(|lane| lane.length += 1);
+    }
+
+    /// The launches of a decode round of `rows` rows.
+    pub fn decode_emission(&self, rows: usize) -> Emission {
+        let groups = [Group { lanes: &self.lanes, rows }];
+        self.runner.emission(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All }).expect("legal launches")
+    }
+
+    /// Captures a decode round of `rows` rows.
+    pub fn capture_decode(&self, rows: usize) -> Exec {
+        let groups = [Group { lanes: &self.lanes, rows }];
+        self.runner.capture(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All }).expect("captured")
+    }
+
+    /// Runs one decode row for each lane, eagerly or by replaying `exec`.
+    pub fn decode(&mut self, lanes: &mut [&mut Lane], exec: Option<&Exec>) -> Vec<Outcome> {
+        self.stage_decode(lanes);
+        match exec {
+            Some(exec) => self.runner.replay(exec).expect("queued"),
+            None => self.runner.stream.run(self.decode_emission(lanes.len()), &[]).expect("queued"),
+        }
+        self.runner.outcomes(lanes.len()).expect("the round runs")
+    }
+
+    /// Runs an emission entry by entry; `look` is called after each.
+    pub fn trace(&self, emission: &Emission, mut look: impl FnMut(usize)) {
+        for index in 0..emission.len() {
+            self.runner.stream.run(emission.slice(index..index + 1), &[]).expect("queued");
+            self.runner.stream.synchronize().expect("the entry runs");
+            look(index);
+        }
+    }
+}
+
+/// The page edits that the next `rows` rows of a lane need.
+fn edits(lane: &Lane, rows: usize) -> Vec<PageEdit> {
+    let (first, end) = (lane.length.div_ceil(PAGE), (lane.length + rows).div_ceil(PAGE));
+    let edit = |index: usize| PageEdit { slab: 0, slot: lane.slot as u32, index: index as u32, page: lane.pages[index] };
+    (first..end).map(edit).collect()
+}
