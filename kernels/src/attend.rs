@@ -150,7 +150,8 @@ impl Seen {
             let first = run[0] as usize * ratio;
             first..first + run.len() * ratio
         });
-        for run in runs.chain([blocks * ratio..visible]) {
+        let tail = blocks * ratio..visible;
+        for run in runs.chain(std::iter::once(tail)) {
             spans.extend(pieces(run, PAGE));
         }
         Ok(Seen { count: spans.iter().map(Range::len).sum(), spans, all })
@@ -239,24 +240,24 @@ impl<E: Element> Job<'_, E> {
 
 /// Turns scores into weights and their sums. Line `l` sees positions `0..common + l / group`; what lies
 /// past them is left as nonsense.
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn softmax(scores: &mut [f32], common: usize, group: usize, root: f32, sums: &mut [f32]) {
     let lines = sums.len();
+    let unseen = |j: usize| (j + 1).saturating_sub(common) * group;
+    scores.iter_mut().for_each(|score| *score /= root);
     let mut largest = vec![f32::NEG_INFINITY; lines];
-    for (j, scores) in scores.chunks_exact_mut(lines).enumerate() {
-        let line = (j + 1).saturating_sub(common) * group;
-        for (score, largest) in scores[line..].iter_mut().zip(&mut largest[line..]) {
-            *score /= root;
+    for (j, scores) in scores.chunks_exact(lines).enumerate() {
+        for (score, largest) in scores.iter().zip(&mut largest).skip(unseen(j)) {
             *largest = if *score > *largest { *score } else { *largest };
         }
     }
-    for (j, scores) in scores.chunks_exact_mut(lines).enumerate() {
-        let line = (j + 1).saturating_sub(common) * group;
-        for ((score, largest), sum) in scores[line..].iter_mut().zip(&largest[line..]).zip(&mut sums[line..])
-        {
-            *score = exp(*score - largest);
-            *sum += *score;
-        }
+    for scores in scores.chunks_exact_mut(lines) {
+        scores.iter_mut().zip(&largest).for_each(|(score, largest)| *score -= largest);
+    }
+    // Over all lines at once: they may be few.
+    scores.iter_mut().for_each(|score| *score = exp(*score));
+    for (j, weights) in scores.chunks_exact(lines).enumerate() {
+        weights.iter().zip(&mut *sums).skip(unseen(j)).for_each(|(weight, sum)| *sum += weight);
     }
 }
 
@@ -289,18 +290,15 @@ fn accumulate<E: Element>(
     }
 }
 
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn accumulate_f32(w: &[f32], lines: usize, line: usize, v: Values<'_, f32>, width: usize, m: &mut [f32]) {
     accumulate_tiles(w, lines, line, v, width, m);
 }
 
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn accumulate_bf16(w: &[f32], lines: usize, line: usize, v: Values<'_, bf16>, width: usize, m: &mut [f32]) {
     accumulate_tiles(w, lines, line, v, width, m);
 }
-
-/// Columns of a tile of values.
-const TILE: usize = 16;
 
 #[inline(always)]
 fn accumulate_tiles<E: Element>(
@@ -314,56 +312,53 @@ fn accumulate_tiles<E: Element>(
     let mut l = line;
     let mut means = means;
     while l < lines {
-        let step = if lines - l >= 4 { 4 } else { 1 };
+        let step = if lines - l >= 4 { 4 } else { (lines - l).min(2) };
         let (here, rest) = means.split_at_mut(step * width);
         let mut column = 0;
-        while column + TILE <= width {
-            match step {
-                4 => tile::<E, 4>(weights, lines, l, values, column, width, here),
-                _ => tile::<E, 1>(weights, lines, l, values, column, width, here),
-            }
-            column += TILE;
-        }
-        for (j, weights) in weights.chunks_exact(lines).enumerate() {
-            let row = &values.all[(values.first + j) * values.inner + values.from..][..width];
-            for (i, means) in here.chunks_exact_mut(width).enumerate() {
-                for (mean, value) in means[column..].iter_mut().zip(&row[column..]) {
-                    *mean += weights[l + i] * value.widen();
-                }
-            }
+        while column < width {
+            // Tiles of eight vector registers of sums where the width allows.
+            let (weights, here) = (&weights[l..], &mut here[column..]);
+            let values = Values { from: values.from + column, ..values };
+            column += match (step, width - column) {
+                (4, 16..) => tile::<E, 4, 16>(weights, lines, values, width, here),
+                (2, 32..) => tile::<E, 2, 32>(weights, lines, values, width, here),
+                (1, 64..) => tile::<E, 1, 64>(weights, lines, values, width, here),
+                (4, _) => tile::<E, 4, 1>(weights, lines, values, width, here),
+                (2, _) => tile::<E, 2, 1>(weights, lines, values, width, here),
+                _ => tile::<E, 1, 1>(weights, lines, values, width, here),
+            };
         }
         (l, means) = (l + step, rest);
     }
 }
 
-/// [`TILE`] columns from `column` on of `L` lines from `line` on.
+/// The first `C` columns of the first `L` lines. Returns `C`.
 #[inline(always)]
-fn tile<E: Element, const L: usize>(
+fn tile<E: Element, const L: usize, const C: usize>(
     weights: &[f32],
     lines: usize,
-    line: usize,
     values: Values<'_, E>,
-    column: usize,
     width: usize,
     means: &mut [f32],
-) {
-    let mut sums = [[0.0f32; TILE]; L];
+) -> usize {
+    let mut sums = [[0.0f32; C]; L];
     for (i, sums) in sums.iter_mut().enumerate() {
-        sums.copy_from_slice(&means[i * width + column..][..TILE]);
+        sums.copy_from_slice(&means[i * width..][..C]);
     }
-    let mut at = values.first * values.inner + values.from + column;
-    for weights in weights.chunks_exact(lines) {
-        let weights: &[f32; L] = weights[line..line + L].try_into().expect("a whole run of lines");
-        let run: &[E; TILE] = values.all[at..at + TILE].try_into().expect("a whole run of columns");
-        let wide: [f32; TILE] = std::array::from_fn(|c| run[c].widen());
+    let mut at = values.first * values.inner + values.from;
+    for weights in weights.chunks(lines) {
+        let weights: &[f32; L] = weights[..L].try_into().expect("a whole run of lines");
+        let run: &[E; C] = values.all[at..at + C].try_into().expect("a whole run of columns");
+        let wide: [f32; C] = std::array::from_fn(|c| run[c].widen());
         for i in 0..L {
-            for c in 0..TILE {
+            for c in 0..C {
                 sums[i][c] += weights[i] * wide[c];
             }
         }
         at += values.inner;
     }
     for (i, sums) in sums.iter().enumerate() {
-        means[i * width + column..][..TILE].copy_from_slice(sums);
+        means[i * width..][..C].copy_from_slice(sums);
     }
+    C
 }

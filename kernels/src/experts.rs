@@ -162,12 +162,12 @@ impl<E: Element> Kernel for ExpertsUp<E> {
         });
         for (y, pairs) in products {
             for (i, pair) in pairs.iter().enumerate() {
-                activate(&y, pairs.len(), i, &mut a[pair * inner..][..inner]);
+                activate(&y[i * 2 * inner..], &mut a[pair * inner..][..inner]);
             }
         }
         let y = product(Columns::all(&x, hidden), Columns::all(shared, hidden));
         for (r, s) in s.chunks_exact_mut(shared_inner).enumerate() {
-            activate(&y, rows, r, s);
+            activate(&y[r * 2 * shared_inner..], s);
         }
         Ok(())
     }
@@ -206,10 +206,9 @@ impl<E: Element> Kernel for ExpertsDown<E> {
         let shared = memory.read::<E>(args.shared_down.cast(), hidden * shared_inner)?;
         let p = memory.write(args.p, CUTS * rows * hidden)?;
 
-        // Per used expert and cut, a product `[hidden, pairs]`; per pair, which product and column.
-        let used: Vec<&Vec<usize>> = groups.iter().map(|(_, pairs)| pairs).collect();
+        // Per used expert and cut, a product `[pairs, hidden]`; per pair, which product and row.
         let mut found = vec![(0, 0); rows * k];
-        for (group, pairs) in used.iter().enumerate() {
+        for (group, (_, pairs)) in groups.iter().enumerate() {
             pairs.iter().enumerate().for_each(|(i, &pair)| found[pair] = (group, i));
         }
         for (cut, p) in p.chunks_exact_mut(rows * hidden).enumerate() {
@@ -222,9 +221,9 @@ impl<E: Element> Kernel for ExpertsDown<E> {
                 let weights = &weights[r * (k + 1)..][..k + 1];
                 p.fill(0.0);
                 for (weight, &(group, i)) in weights.iter().zip(&found[r * k..][..k]) {
-                    add(*weight, &products[group], used[group].len(), i, p);
+                    add(*weight, &products[group][i * hidden..], p);
                 }
-                add(weights[k], &shared, rows, r, p);
+                add(weights[k], &shared[r * hidden..], p);
             }
         }
         Ok(())
@@ -242,19 +241,15 @@ fn gather(x: &[f32], width: usize, rows: impl Iterator<Item = usize>) -> Vec<f32
     rows.flat_map(|row| &x[row * width..][..width]).copied().collect()
 }
 
-/// Column `column` of gate and up products `[2 * inner, columns]`, activated.
-fn activate<E: Element>(y: &[f32], columns: usize, column: usize, a: &mut [E]) {
-    let inner = a.len();
-    for (i, a) in a.iter_mut().enumerate() {
-        let gate = E::round(y[i * columns + column]);
-        let up = E::round(y[(inner + i) * columns + column]);
-        *a = E::narrow(silu(gate) * up);
+/// A row of gate and up products, `[2 * inner]`, activated.
+fn activate<E: Element>(y: &[f32], a: &mut [E]) {
+    let (gate, up) = y[..2 * a.len()].split_at(a.len());
+    for ((a, gate), up) in a.iter_mut().zip(gate).zip(up) {
+        *a = E::narrow(silu(E::round(*gate)) * E::round(*up));
     }
 }
 
-/// Adds column `column` of a product `[hidden, columns]`, weighed.
-fn add(weight: f32, y: &[f32], columns: usize, column: usize, p: &mut [f32]) {
-    for (p, y) in p.iter_mut().zip(y.iter().skip(column).step_by(columns)) {
-        *p += weight * y;
-    }
+/// Adds a row of a product, weighed.
+fn add(weight: f32, y: &[f32], p: &mut [f32]) {
+    p.iter_mut().zip(y).for_each(|(p, y)| *p += weight * y);
 }

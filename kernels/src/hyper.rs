@@ -7,8 +7,11 @@ use bytemuck::{Pod, Zeroable};
 use graph::{Fault, Grid, Kernel, Ptr, host::Access};
 use rayon::prelude::*;
 
-use crate::matrix::{Columns, product, transpose_into};
+use crate::matrix::{Columns, product};
 use crate::numerics::{Element, sigmoid, silu, widened};
+
+/// Rows that one thread mixes at least.
+const MIX_ROWS: usize = 16;
 
 /// The first half of a hyper-connection.
 ///
@@ -66,15 +69,15 @@ impl<E: Element> Kernel for MixDown<E> {
         let n = Columns::all(&n, width);
         let down = memory.read::<E>(args.down.cast(), rank * width)?;
         let low = memory.write::<E>(args.low.cast(), rows * rank)?;
-        transpose_into(&product(n, Columns::all(down, width)), rows, |t, i, sum| {
-            low[t * rank + i] = E::narrow(silu(E::round(sum) / streams as f32));
-        });
+        for (low, sum) in low.iter_mut().zip(product(n, Columns::all(down, width))) {
+            *low = E::narrow(silu(E::round(sum) / streams as f32));
+        }
         if !args.injection.is_null() {
             let injection = memory.read::<E>(args.injection.cast(), streams * width)?;
             let inject = memory.write(args.inject, rows * streams)?;
-            transpose_into(&product(n, Columns::all(injection, width)), rows, |t, s, sum| {
-                inject[t * streams + s] = 2.0 * sigmoid(E::round(sum) / streams as f32);
-            });
+            for (inject, sum) in inject.iter_mut().zip(product(n, Columns::all(injection, width))) {
+                *inject = 2.0 * sigmoid(E::round(sum) / streams as f32);
+            }
         }
         Ok(())
     }
@@ -135,18 +138,17 @@ impl<E: Element> Kernel for MixUp<E> {
         let n = memory.read::<E>(args.normed.cast(), rows * width)?;
         let x = memory.write::<E>(args.mixed.cast(), rows * hidden)?;
         let u = product(Columns::all(&d, rank), Columns::all(up, rank));
-        let mix = |t: usize, x: &mut [E]| {
-            let n = &n[t * width..][..width];
+        let rows =
+            u.par_chunks_exact(width).zip(n.par_chunks_exact(width)).zip(x.par_chunks_exact_mut(hidden));
+        rows.with_min_len(MIX_ROWS).for_each(|((u, n), x)| {
             let mut sums = vec![0.0f32; hidden];
-            for s in 0..streams {
-                for (j, sum) in sums.iter_mut().enumerate() {
-                    let u = E::round(u[(s * hidden + j) * rows + t]);
-                    *sum += sigmoid(u) * n[s * hidden + j].widen();
+            for (u, n) in u.chunks_exact(hidden).zip(n.chunks_exact(hidden)) {
+                for ((sum, u), n) in sums.iter_mut().zip(u).zip(n) {
+                    *sum += sigmoid(E::round(*u)) * n.widen();
                 }
             }
             x.iter_mut().zip(&sums).for_each(|(x, sum)| *x = E::narrow(sum / streams as f32));
-        };
-        x.par_chunks_exact_mut(hidden).with_min_len(8).enumerate().for_each(|(t, x)| mix(t, x));
+        });
         Ok(())
     }
 }

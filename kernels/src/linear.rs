@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 use graph::{Fault, Grid, Kernel, Ptr, host::Access};
 
-use crate::matrix::{Columns, product, transpose_into};
-use crate::numerics::{CUTS, Element, widened};
+use crate::matrix::{Columns, product};
+use crate::numerics::{CUTS, Element, narrow, widened};
 
 /// A linear layer.
 ///
@@ -83,7 +83,7 @@ impl<E: Element> Kernel for Linear<E> {
         let w = memory.read::<E>(args.w.cast(), outputs * inner)?;
         let y = memory.write::<E>(args.y.cast(), rows * outputs)?;
         let sums = product(Columns::all(&x, inner), Columns::all(w, inner));
-        transpose_into(&sums, rows, |r, o, sum| y[r * outputs + o] = E::narrow(sum));
+        narrow(&sums, y);
         Ok(())
     }
 }
@@ -107,7 +107,7 @@ impl<E: Element> Kernel for LinearWide<E> {
         let w = memory.read::<E>(args.w.cast(), outputs * inner)?;
         let y = memory.write::<f32>(args.y.cast(), rows * outputs)?;
         let sums = product(Columns::all(&x, inner), Columns::all(w, inner));
-        transpose_into(&sums, rows, |r, o, sum| y[r * outputs + o] = sum);
+        y.copy_from_slice(&sums);
         Ok(())
     }
 }
@@ -138,8 +138,7 @@ impl<E: Element> Kernel for LinearCut<E> {
         for (cut, p) in p.chunks_exact_mut(rows * outputs).enumerate() {
             let (from, to) = (cut * half, (cut + 1) * half);
             let x = Columns { matrix: &x[..], inner, from, to };
-            let sums = product(x, Columns { matrix: w, inner, from, to });
-            transpose_into(&sums, rows, |r, o, sum| p[r * outputs + o] = sum);
+            p.copy_from_slice(&product(x, Columns { matrix: w, inner, from, to }));
         }
         Ok(())
     }

@@ -1,16 +1,21 @@
 //! The matrix product of the host: one order of summation, whatever the number of rows.
 //!
-//! The simple version is `y[r, o] = dot(x[r, ..], w[o, ..])` with [`dot`](crate::numerics::dot). The real one departs from it in two ways
-//! that change no bit: it computes tiles of a few rows by a few outputs, so that a loaded weight serves
-//! several rows; and it spreads runs of outputs over threads.
+//! The simple version is `y[r, o] = dot(x[r, ..], w[o, ..])` with [`dot`](crate::numerics::dot). The real one departs
+//! from it in three ways that change no bit: it computes tiles of four rows (or four outputs), so that a
+//! loaded value serves several sums; it walks the weights once per block of rows; and it spreads runs of
+//! outputs, or blocks of rows, over threads.
 
 use multiversion::multiversion;
 use rayon::prelude::*;
 
 use crate::numerics::{Element, LANES, fold};
 
-/// Multiply-adds below which a product stays on the calling thread.
-const PARALLEL_WORK: usize = 1 << 18;
+/// Multiply-adds below which a product stays on the calling thread: about a fifth of a millisecond, many
+/// times what it takes to wake another.
+const PARALLEL_WORK: usize = 1 << 20;
+
+/// Rows that are computed against one walk over the weights.
+const BLOCK_ROWS: usize = 32;
 
 /// A row-major matrix of `[outputs, inner]`, of which a product uses columns `from..to`.
 #[derive(Clone, Copy)]
@@ -43,34 +48,44 @@ impl<'a, E> Columns<'a, E> {
     }
 }
 
-/// `x . w^T` in f32, transposed: element `[o * rows + r]` is the dot product of row `r` of `x` and row `o`
-/// of `w`. `x` and `w` use equally many columns.
+/// `x . w^T` in f32, `[rows, outputs]`: the dot products of each row of `x` with each row of `w`, which use
+/// equally many columns.
 pub fn product<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>) -> Vec<f32> {
     let (rows, outputs) = (x.rows(), w.rows());
     let mut y = vec![0.0; rows * outputs];
-    if rows == 0 {
+    if y.is_empty() {
         return y;
     }
-    let inner = x.to - x.from;
-    let run = |first: usize, y: &mut [f32]| E::tile_run(x, w, first, y);
-    if rows * outputs * inner < PARALLEL_WORK {
-        run(0, &mut y);
+    let parallel = rows * outputs * (x.to - x.from) >= PARALLEL_WORK;
+    let block = |(index, y): (usize, &mut [f32])| {
+        let rows = y.len() / outputs;
+        let first = index * BLOCK_ROWS * x.inner;
+        let x = Columns { matrix: &x.matrix[first..first + rows * x.inner], ..x };
+        let mut transposed = vec![0.0; y.len()];
+        E::tile_run(x, w, 0, &mut transposed);
+        transpose(&transposed, rows, y);
+    };
+    if rows > BLOCK_ROWS && parallel {
+        y.par_chunks_mut(BLOCK_ROWS * outputs).enumerate().for_each(block);
+    } else if rows > BLOCK_ROWS || !parallel {
+        y.chunks_mut(BLOCK_ROWS * outputs).enumerate().for_each(block);
     } else {
-        // Runs of outputs: a multiple of the tile, and a few per thread.
-        let pieces = 4 * rayon::current_num_threads();
-        let outputs_per_run = outputs.div_ceil(pieces).next_multiple_of(8);
-        y.par_chunks_mut(outputs_per_run * rows).enumerate().for_each(|(i, y)| run(i * outputs_per_run, y));
+        // One block of rows: runs of outputs instead, a few per thread.
+        let outputs_per_run = outputs.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(4);
+        let mut transposed = vec![0.0; y.len()];
+        let runs = transposed.par_chunks_mut(outputs_per_run * rows).enumerate();
+        runs.for_each(|(index, run)| E::tile_run(x, w, index * outputs_per_run, run));
+        transpose(&transposed, rows, &mut y);
     }
     y
 }
 
-/// The product with `x` given in elements and row-major output: `out(r, o, value)` is called for every
-/// output in order of rows.
-pub fn transpose_into(y: &[f32], rows: usize, mut store: impl FnMut(usize, usize, f32)) {
-    let outputs = y.len() / rows.max(1);
-    for r in 0..rows {
-        for o in 0..outputs {
-            store(r, o, y[o * rows + r]);
+/// `from` is `[outputs, rows]`, `to` becomes `[rows, outputs]`.
+fn transpose(from: &[f32], rows: usize, to: &mut [f32]) {
+    let outputs = from.len() / rows;
+    for (r, to) in to.chunks_exact_mut(outputs).enumerate() {
+        for (o, to) in to.iter_mut().enumerate() {
+            *to = from[o * rows + r];
         }
     }
 }
@@ -94,12 +109,12 @@ impl Tiled for half::bf16 {
     }
 }
 
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn run_f32(x: Columns<'_, f32>, w: Columns<'_, f32>, first: usize, y: &mut [f32]) {
     run(x, w, first, y);
 }
 
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn run_bf16(x: Columns<'_, f32>, w: Columns<'_, half::bf16>, first: usize, y: &mut [f32]) {
     run(x, w, first, y);
 }
@@ -107,69 +122,48 @@ fn run_bf16(x: Columns<'_, f32>, w: Columns<'_, half::bf16>, first: usize, y: &m
 #[inline(always)]
 fn run<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>, first: usize, y: &mut [f32]) {
     let rows = x.rows();
-    let outputs = y.len() / rows;
-    let mut r = 0;
-    while r < rows {
-        let step = if rows - r >= 4 { 4 } else { 1 };
-        let mut o = 0;
-        while o < outputs {
-            match (step, outputs - o) {
-                (4, 2..) => tile::<E, 4, 2>(x, w, r, first, o, y),
-                (4, _) => tile::<E, 4, 1>(x, w, r, first, o, y),
-                (_, 4..) => tile::<E, 1, 4>(x, w, r, first, o, y),
-                _ => tile::<E, 1, 1>(x, w, r, first, o, y),
-            }
-            o += match (step, outputs - o) {
-                (4, 2..) => 2,
-                (1, 4..) => 4,
-                _ => 1,
-            };
+    let fours = rows / 4 * 4;
+    // In memory, so that the loops keep whole runs of partial sums in vector registers: a sum that is later
+    // indexed by a variable would be kept as single floats throughout.
+    let mut sums = [[0.0; LANES]; 4];
+    for (o, y) in y.chunks_exact_mut(rows).enumerate() {
+        let w = w.row(first + o);
+        for r in (0..fours).step_by(4) {
+            partial_sums::<E, 4>(std::array::from_fn(|i| x.row(r + i)), w, &mut sums);
+            y[r..r + 4].copy_from_slice(&sums.map(fold));
         }
-        r += step;
+        for r in fours..rows {
+            partial_sums::<E, 1>([x.row(r)], w, &mut sums);
+            y[r] = fold(sums[0]);
+        }
     }
 }
 
-/// Rows `r..r + R` by outputs `o..o + O` of a run that begins at output `first`.
+/// The partial sums of the dot products of a few rows with one row of weights.
 #[inline(always)]
-fn tile<E: Element, const R: usize, const O: usize>(
-    x: Columns<'_, f32>,
-    w: Columns<'_, E>,
-    r: usize,
-    first: usize,
-    o: usize,
-    y: &mut [f32],
-) {
-    let rows = x.rows();
-    let xs: [&[f32]; R] = std::array::from_fn(|i| x.row(r + i));
-    let ws: [&[E]; O] = std::array::from_fn(|j| w.row(first + o + j));
-    let inner = xs[0].len();
-    let mut sums = [[[0.0f32; LANES]; O]; R];
+fn partial_sums<E: Element, const R: usize>(x: [&[f32]; R], w: &[E], into: &mut [[f32; LANES]; 4]) {
+    let inner = w.len();
     let whole = inner / LANES * LANES;
+    let mut sums = [[0.0f32; LANES]; R];
     let mut k = 0;
     while k < whole {
-        let mut wide = [[0.0f32; LANES]; O];
-        for j in 0..O {
-            let run: &[E; LANES] = ws[j][k..k + LANES].try_into().expect("a whole run");
-            for l in 0..LANES {
-                wide[j][l] = run[l].widen();
-            }
+        let run: &[E; LANES] = w[k..k + LANES].try_into().expect("a whole run");
+        let mut wide = [0.0f32; LANES];
+        for l in 0..LANES {
+            wide[l] = run[l].widen();
         }
         for i in 0..R {
-            let run: &[f32; LANES] = xs[i][k..k + LANES].try_into().expect("a whole run");
-            for j in 0..O {
-                for l in 0..LANES {
-                    sums[i][j][l] += run[l] * wide[j][l];
-                }
+            let run: &[f32; LANES] = x[i][k..k + LANES].try_into().expect("a whole run");
+            for l in 0..LANES {
+                sums[i][l] += run[l] * wide[l];
             }
         }
         k += LANES;
     }
     for i in 0..R {
-        for j in 0..O {
-            for l in 0..inner - whole {
-                sums[i][j][l] += xs[i][whole + l] * ws[j][whole + l].widen();
-            }
-            y[(o + j) * rows + r + i] = fold(sums[i][j]);
+        into[i].copy_from_slice(&sums[i]);
+        for l in 0..inner - whole {
+            into[i][l] += x[i][whole + l] * w[whole + l].widen();
         }
     }
 }

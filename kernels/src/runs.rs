@@ -68,7 +68,7 @@ mod tests {
     fn pieces_end_at_multiples_and_at_the_end() {
         let cut = |range| pieces(range, 4).collect::<Vec<_>>();
         assert_eq!(cut(3..9), [3..4, 4..8, 8..9]);
-        assert_eq!(cut(4..8), [4..8]);
+        assert_eq!(cut(4..12), [4..8, 8..12]);
         assert_eq!(cut(5..5), []);
     }
 }

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 /// Multiply-adds (or steps as long) below which waking threads costs more than it saves.
-const PARALLEL_WORK: usize = 1 << 17;
+const PARALLEL_WORK: usize = 1 << 20;
 
 /// Calls `f` on every job, on several threads if all jobs together are at least [`PARALLEL_WORK`] steps.
 /// Jobs do not depend on each other, so the bits are the same either way.

@@ -25,7 +25,8 @@ fn streams_and_blocks_agree() {
         let mut compared = 0;
         for (name, expected) in &case.tensors {
             if name != "input_ids" {
-                let got = seen.floats.get(name).unwrap_or_else(|| panic!("{}: {name} was not seen", case.id()));
+                let got =
+                    seen.floats.get(name).unwrap_or_else(|| panic!("{}: {name} was not seen", case.id()));
                 assert_close(&format!("{} {name}", case.id()), got, &expected.values, INNER);
                 compared += 1;
             }
@@ -44,18 +45,23 @@ fn routers_choose_the_same_experts() {
             let what = |name: &str| format!("{} layer {layer} {name}", case.id());
             let name = |name: &str| format!("layer.{layer}.{name}");
             let logits = &seen.floats[&name("router_logits")];
-            let own: Vec<f32> = logits.chunks_exact(experts + 1).flat_map(|row| row[..experts].to_vec()).collect();
+            let own: Vec<f32> =
+                logits.chunks_exact(experts + 1).flat_map(|row| row[..experts].to_vec()).collect();
             let expected = case.tensor(&name("router_logits"));
             assert_close(&what("logits"), &own, &expected.values, INNER);
             let weights = &seen.floats[&name("router_weights")];
-            let (expected_ids, expected_weights) = (case.tensor(&name("router_ids")), case.tensor(&name("router_weights")));
+            let (expected_ids, expected_weights) =
+                (case.tensor(&name("router_ids")), case.tensor(&name("router_weights")));
             for row in 0..case.input_ids().len() {
                 // The choice is only told where the last chosen stands clear of the first refused, and the
                 // order only where neighbours stand clear of each other.
                 let mut sorted = expected.row(row).to_vec();
                 sorted.sort_by(|a, b| b.total_cmp(a));
                 if sorted.windows(2).take(k).all(|pair| pair[0] - pair[1] > ROUTER_MARGIN) {
-                    let got: Vec<f64> = seen.ids[&name("router_ids")][row * k..][..k].iter().map(|id| f64::from(*id)).collect();
+                    let got: Vec<f64> = seen.ids[&name("router_ids")][row * k..][..k]
+                        .iter()
+                        .map(|id| f64::from(*id))
+                        .collect();
                     assert_eq!(got, expected_ids.row(row), "{} row {row}", what("ids"));
                     let got = &weights[row * (k + 1)..][..k];
                     assert_close(&what("weights"), got, expected_weights.row(row), INNER);
@@ -69,7 +75,8 @@ fn routers_choose_the_same_experts() {
 fn indexers_select_the_same_blocks() {
     for case in cases("qsa_select") {
         let seen = trace(&case);
-        let layers: Vec<usize> = (0..64).filter(|layer| case.tensors.contains_key(&format!("layer.{layer}.blocks"))).collect();
+        let layers: Vec<usize> =
+            (0..64).filter(|layer| case.tensors.contains_key(&format!("layer.{layer}.blocks"))).collect();
         assert!(!layers.is_empty(), "{}: no layer", case.id());
         for layer in layers {
             let expected = case.tensor(&format!("layer.{layer}.blocks"));
@@ -78,7 +85,8 @@ fn indexers_select_the_same_blocks() {
             let mut sparse = 0;
             for (row, margin) in margins.iter().enumerate() {
                 let blocks = &seen.ids[&format!("layer.{layer}.blocks")][row * top..][..top];
-                let got: Vec<f64> = blocks.iter().map(|b| if *b == u32::MAX { -1.0 } else { f64::from(*b) }).collect();
+                let got: Vec<f64> =
+                    blocks.iter().map(|b| if *b == u32::MAX { -1.0 } else { f64::from(*b) }).collect();
                 if *margin > BLOCK_MARGIN {
                     assert_eq!(got, expected.row(row), "{} layer {layer} row {row}", case.id());
                     sparse += usize::from(*margin < 1e29);
@@ -99,7 +107,8 @@ fn trace(case: &Case) -> Seen {
     let rows = ids.len();
     let (hidden, width) = (config.hidden_size, config.streams_width());
     let mut seen = Seen::default();
-    let mut watch = Watch { fixture: &fixture, emission: &emission, rows, layer: 0, in_mlp: false, before: Vec::new() };
+    let mut watch =
+        Watch { fixture: &fixture, emission: &emission, rows, layer: 0, in_mlp: false, before: Vec::new() };
     fixture.trace(&emission, |at| {
         if let Some(args) = watch.launched::<embed::Embed<f32>>(at) {
             seen.floats.insert("streams.in".into(), watch.floats(args.streams, rows * width));
@@ -141,16 +150,21 @@ fn trace(case: &Case) -> Seen {
         if let Some(args) = watch.launched::<router::Route>(at) {
             let k = args.k as usize;
             let arena = &fixture.runner.scratch.arena;
-            seen.ids.insert(format!("layer.{}.router_ids", watch.layer), arena.read(args.ids, rows * k).expect("read"));
+            seen.ids.insert(
+                format!("layer.{}.router_ids", watch.layer),
+                arena.read(args.ids, rows * k).expect("read"),
+            );
             let weights = watch.floats(args.weights.cast(), rows * (k + 1));
             seen.floats.insert(format!("layer.{}.router_weights", watch.layer), weights);
         }
         if let Some(args) = watch.launched::<index::IndexSelect<f32>>(at) {
-            let chosen = fixture.runner.scratch.arena.read(args.chosen, rows * args.top as usize).expect("read");
+            let chosen =
+                fixture.runner.scratch.arena.read(args.chosen, rows * args.top as usize).expect("read");
             seen.ids.insert(format!("layer.{}.blocks", watch.layer), chosen);
         }
         if let Some(args) = watch.launched::<experts::ExpertsDown<f32>>(at) {
-            seen.floats.insert(format!("layer.{}.mlp_out", watch.layer), watch.sum_of_cuts(args.p.cast(), hidden));
+            seen.floats
+                .insert(format!("layer.{}.mlp_out", watch.layer), watch.sum_of_cuts(args.p.cast(), hidden));
             watch.layer += 1;
             watch.in_mlp = false;
         }

@@ -22,7 +22,8 @@ fn whole_prompts_agree_at_every_position() {
         // The other positions are recorded by their five best ids.
         for (position, got) in logits.chunks_exact(vocab).enumerate() {
             let what = format!("{} best ids at {position}", case.id());
-            let best: Vec<usize> = case.tensor("top5_ids").row(position).iter().map(|id| *id as usize).collect();
+            let best: Vec<usize> =
+                case.tensor("top5_ids").row(position).iter().map(|id| *id as usize).collect();
             let expected = case.tensor("top5_logprobs").row(position);
             let sum: f64 = got.iter().map(|l| f64::from(*l).exp()).sum();
             let logprobs: Vec<f32> = best.iter().map(|id| (f64::from(got[*id]) - sum.ln()) as f32).collect();

@@ -22,7 +22,8 @@ fn run(element: ElementType, recorded: &str) {
     let exec = fixture.capture_decode(1);
     let probes = read_json("tests/probes/tiny.json");
     let mut count = 0;
-    for probe in probes["probes"].as_array().expect("a list of probes").iter().filter(|probe| is_text(probe)) {
+    for probe in probes["probes"].as_array().expect("a list of probes").iter().filter(|probe| is_text(probe))
+    {
         let (prompt, expected) = (ids(&probe["prompt_ids"]), ids(&probe[recorded]["ids"]));
         let mut lane = fixture.lane(0);
         let mut outcome = None;

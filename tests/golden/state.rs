@@ -43,10 +43,14 @@ fn every_part_of_the_state_agrees() {
                     compare(name("indexer_keys"), got, &expected.values[kept.start * width..]);
                     for (part, name) in [name("keys"), name("values")].into_iter().enumerate() {
                         let expected = case.tensor(&name);
-                        let [heads, positions, width] = expected.shape[..] else { panic!("{name}: three axes") };
+                        let [heads, positions, width] = expected.shape[..] else {
+                            panic!("{name}: three axes")
+                        };
                         let got = paged(&fixture, &lane, page_offset, part, heads * width);
                         let at = |head: usize, p: usize| got[(p * heads + head) * width..][..width].to_vec();
-                        let got = (0..heads).flat_map(|head| (0..positions).flat_map(move |p| at(head, p))).collect();
+                        let got = (0..heads)
+                            .flat_map(|head| (0..positions).flat_map(move |p| at(head, p)))
+                            .collect();
                         compare(name, got, &expected.values);
                     }
                 }

@@ -56,7 +56,9 @@ impl Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         let device = Device::host(HostOptions::default());
         let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
-        let loaded = WeightPlan::new(&checkpoint, element).load(&checkpoint, &device, &mut |_, _| {}).expect("weights load");
+        let loaded = WeightPlan::new(&checkpoint, element)
+            .load(&checkpoint, &device, &mut |_, _| {})
+            .expect("weights load");
         let pages = size.slots * layout.pages_per_lane;
         let lanes = Lanes::new(&device, 0, layout, size.slots, pages).expect("lanes fit");
         let choices = checkpoint.config.vocab_size;
@@ -71,7 +73,11 @@ impl Fixture {
     pub fn lane(&self, slot: usize) -> Lane {
         self.runner.clear_slot(&self.lanes, slot).expect("a slot is cleared");
         let per_lane = self.lanes.layout.pages_per_lane;
-        Lane { slot, pages: (slot * per_lane..(slot + 1) * per_lane).map(|page| page as u32).collect(), length: 0 }
+        Lane {
+            slot,
+            pages: (slot * per_lane..(slot + 1) * per_lane).map(|page| page as u32).collect(),
+            length: 0,
+        }
     }
 
     /// The state of a lane.
@@ -89,7 +95,9 @@ impl Fixture {
         self.runner.stage(StagedTable { rows: &rows, prompt: &prompt, edits: &edits }).expect("staged");
         lane.length += ids.len();
         let groups = [Group { lanes: &self.lanes, rows: ids.len() }];
-        self.runner.emission(&RoundShape { kind: Kind::Prompt, groups: &groups, picks }).expect("legal launches")
+        self.runner
+            .emission(&RoundShape { kind: Kind::Prompt, groups: &groups, picks })
+            .expect("legal launches")
     }
 
     /// Runs a piece of a prompt; the logits after each of its ids.
@@ -101,7 +109,12 @@ impl Fixture {
 
     /// Stages one decode row for each lane, in order; the lanes move on.
     pub fn stage_decode(&mut self, lanes: &mut [&mut Lane]) {
-        let row = |(first, lane): (usize, &&mut Lane)| Row { slot: lane.slot as u32, place: 0, first: first as u32, count: 1 };
+        let row = |(first, lane): (usize, &&mut Lane)| Row {
+            slot: lane.slot as u32,
+            place: 0,
+            first: first as u32,
+            count: 1,
+        };
         let rows: Vec<Row> = lanes.iter().enumerate().map(row).collect();
         let edits: Vec<PageEdit> = lanes.iter().flat_map(|lane| edits(lane, 1)).collect();
         self.runner.stage(StagedTable { rows: &rows, prompt: &[], edits: &edits }).expect("staged");
@@ -111,13 +124,17 @@ impl Fixture {
     /// The launches of a decode round of `rows` rows.
     pub fn decode_emission(&self, rows: usize) -> Emission {
         let groups = [Group { lanes: &self.lanes, rows }];
-        self.runner.emission(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All }).expect("legal launches")
+        self.runner
+            .emission(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All })
+            .expect("legal launches")
     }
 
     /// Captures a decode round of `rows` rows.
     pub fn capture_decode(&self, rows: usize) -> Exec {
         let groups = [Group { lanes: &self.lanes, rows }];
-        self.runner.capture(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All }).expect("captured")
+        self.runner
+            .capture(&RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All })
+            .expect("captured")
     }
 
     /// Runs one decode row for each lane, eagerly or by replaying `exec`.
@@ -143,6 +160,11 @@ impl Fixture {
 /// The page edits that the next `rows` rows of a lane need.
 fn edits(lane: &Lane, rows: usize) -> Vec<PageEdit> {
     let (first, end) = (lane.length.div_ceil(PAGE), (lane.length + rows).div_ceil(PAGE));
-    let edit = |index: usize| PageEdit { slab: 0, slot: lane.slot as u32, index: index as u32, page: lane.pages[index] };
+    let edit = |index: usize| PageEdit {
+        slab: 0,
+        slot: lane.slot as u32,
+        index: index as u32,
+        page: lane.pages[index],
+    };
     (first..end).map(edit).collect()
 }

@@ -28,7 +28,8 @@ pub struct Tensor {
 pub fn cases(kind: &str) -> Vec<Case> {
     let manifest = read_json("tests/oracle/manifest.json");
     let all = manifest["cases"].as_array().expect("a list of cases").iter();
-    let cases: Vec<Case> = all.filter(|case| case["kind"] == kind).map(|case| Case::read(case.clone())).collect();
+    let cases: Vec<Case> =
+        all.filter(|case| case["kind"] == kind).map(|case| Case::read(case.clone())).collect();
     assert!(!cases.is_empty(), "the manifest has no case of kind {kind}");
     cases
 }
@@ -45,10 +46,14 @@ impl Case {
         let path = manifest["expected"].as_str().expect("a path").to_owned();
         let mut tensors = HashMap::new();
         if path.ends_with(".safetensors") {
-            let bytes = std::fs::read(repository("tests/oracle").join(&path)).expect("expected values are there");
+            let bytes =
+                std::fs::read(repository("tests/oracle").join(&path)).expect("expected values are there");
             let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
             for (name, view) in file.tensors() {
-                tensors.insert(name, Tensor { shape: view.shape().into(), values: widen(view.dtype(), view.data()) });
+                tensors.insert(
+                    name,
+                    Tensor { shape: view.shape().into(), values: widen(view.dtype(), view.data()) },
+                );
             }
         }
         Case { manifest, tensors }
@@ -83,7 +88,10 @@ impl Case {
 
     /// A number of the manifest, by path.
     pub fn number(&self, pointer: &str) -> f64 {
-        self.manifest.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("{} has no {pointer}", self.id()))
+        self.manifest
+            .pointer(pointer)
+            .and_then(Value::as_f64)
+            .unwrap_or_else(|| panic!("{} has no {pointer}", self.id()))
     }
 }
 
@@ -112,10 +120,13 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
 pub fn assert_close(what: &str, got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len(), "{what}: number of values");
     let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
-    let (at, worst) = got.iter().zip(expected).map(|(got, expected)| (f64::from(*got) - expected).abs()).enumerate().fold(
-        (0, 0.0),
-        |worst, (at, difference)| if difference > worst.1 || difference.is_nan() { (at, difference) } else { worst },
-    );
+    let (at, worst) =
+        got.iter().zip(expected).map(|(got, expected)| (f64::from(*got) - expected).abs()).enumerate().fold(
+            (0, 0.0),
+            |worst, (at, difference)| {
+                if difference > worst.1 || difference.is_nan() { (at, difference) } else { worst }
+            },
+        );
     assert!(
         worst <= tolerance * largest,
         "{what}: value {at} is {} instead of {}, off by {:.2e} of the largest ({largest}); allowed {tolerance:.0e}",

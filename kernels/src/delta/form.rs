@@ -15,7 +15,7 @@ const ROWS: usize = 4;
 const COLUMNS: usize = 16;
 
 /// One step: `output` holds v and becomes the output; `decay` is exp(g).
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 pub(super) fn step(q: &[f32], k: &[f32], beta: f32, decay: f32, state: &mut [f32], output: &mut [f32]) {
     let width = output.len();
     let mut seen = vec![0.0; width];
@@ -102,7 +102,7 @@ impl Chunk {
 }
 
 /// `out[i, j] = a_i . b_j` for `j <= i`.
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn lower_products(a: &[f32], b: &[f32], width: usize, out: &mut [f32]) {
     let rows = a.len() / width;
     for ((i, a), out) in a.chunks_exact(width).enumerate().zip(out.chunks_exact_mut(rows)) {
@@ -112,7 +112,7 @@ fn lower_products(a: &[f32], b: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
-#[multiversion(targets("x86_64+avx+avx2", "x86_64+avx+avx2+avx512f"))]
+#[multiversion(targets("x86_64+avx+avx2"))]
 fn advance(chunk: &mut Chunk, pairs: &Pairs, state: &mut [f32], output: &mut [f32]) {
     let Chunk { v, beta, log_decay, fresh, into_fresh, into_output, panel } = chunk;
     let rows = beta.len();
