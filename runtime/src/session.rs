@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,6 +94,8 @@ pub enum Finish {
     Stop,
     /// The most ids asked for, or the end of the context.
     Length,
+    /// The caller wanted no more.
+    Cancelled,
 }
 
 /// How rounds were executed.
@@ -253,12 +256,12 @@ impl Session {
         &self.chat
     }
 
-    /// Continues a prompt, greedily. `on_token` is told every id as it is made.
+    /// Continues a prompt, greedily. `on_token` is told every id as it is made, and may end the generation there.
     pub fn generate(
         &mut self,
         prompt: &[u32],
         options: &GenerateOptions,
-        on_token: &mut dyn FnMut(u32),
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, Error> {
         self.check_prompt(prompt)?;
         let room = self.context + 1 - prompt.len();
@@ -283,12 +286,15 @@ impl Session {
                 return Err(Error::Device(graph::Error::CaptureFailed { capture: "decode".into(), why }));
             }
             ids.push(outcome.id);
-            on_token(outcome.id);
+            let told = on_token(outcome.id);
             if !options.ignore_eos && self.stop_ids.contains(&outcome.id) {
                 return Ok(Generation { ids, finish: Finish::Stop, rounds });
             }
             if ids.len() == most {
                 return Ok(Generation { ids, finish: Finish::Length, rounds });
+            }
+            if told.is_break() {
+                return Ok(Generation { ids, finish: Finish::Cancelled, rounds });
             }
             self.decode_row(prompt.len() + ids.len() - 1, &mut rounds)?;
         }

@@ -1,6 +1,7 @@
 //! What each command does, from its arguments to its output.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use runtime::chat::{ChatRequest, ChatTemplate};
@@ -15,6 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::{self, EngineOptions, GenerateArgs, InspectArgs, LogitsArgs};
 use crate::failure::Failure;
+use crate::loading::Loading;
 use crate::output::{Output, note};
 
 /// `roundhouse generate`: answers each prompt in order.
@@ -36,6 +38,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
             if !args.json {
                 out.print(&stream.push(id));
             }
+            if out.is_closed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let answer = session.generate(prompt, &options, &mut on_token).map_err(engine_failure)?;
         if args.json {
@@ -143,7 +146,13 @@ fn open(model: &Path, engine: &EngineOptions) -> Result<Session, Failure> {
         context: engine.context,
     };
     note(format_args!("loading {} on the {} device in {}", model.display(), engine.device, engine.dtype));
-    Session::open(model, &options, &mut |progress| note(progress)).map_err(engine_failure)
+    let mut loading = Loading::on_stderr();
+    let mut tell = |progress| {
+        if let Some(line) = loading.line(&progress) {
+            note(line);
+        }
+    };
+    Session::open(model, &options, &mut tell).map_err(engine_failure)
 }
 
 fn engine_failure(error: Error) -> Failure {
@@ -186,5 +195,6 @@ fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",
         Finish::Length => "length",
+        Finish::Cancelled => "cancelled",
     }
 }

@@ -5,6 +5,7 @@
 mod args;
 mod commands;
 mod failure;
+mod loading;
 mod output;
 
 use std::process::ExitCode;

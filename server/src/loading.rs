@@ -1,0 +1,141 @@
+//! How loading is shown: a bar on a terminal; anywhere else a line at the start and one at the end.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use runtime::memory::Size;
+use runtime::session::Progress;
+
+const TEMPLATE: &str =
+    "{bar:32} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta_precise} left";
+
+/// The loading of one model.
+pub(crate) struct Loading {
+    /// Draws nothing where there is no terminal.
+    bar: ProgressBar,
+    started: Option<Instant>,
+}
+
+impl Loading {
+    pub(crate) fn on_stderr() -> Loading {
+        Loading::on(ProgressDrawTarget::stderr())
+    }
+
+    fn on(target: ProgressDrawTarget) -> Loading {
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
+        let bar = ProgressBar::with_draw_target(None, target).with_style(style);
+        Loading { bar, started: None }
+    }
+
+    /// Takes a step of loading in; gives the line that a log should have about it, if any.
+    pub(crate) fn line(&mut self, progress: &Progress) -> Option<String> {
+        let Progress::Loading { done, total } = *progress else {
+            return Some(progress.to_string());
+        };
+        let size = Size(total as usize);
+        let first = self.started.is_none();
+        let started = *self.started.get_or_insert_with(Instant::now);
+        if first {
+            self.bar.reset();
+            self.bar.set_length(total);
+        }
+        self.bar.set_position(done);
+        if done == total {
+            self.bar.finish_and_clear();
+            return Some(format!("read {size} of weights in {:.2} s", started.elapsed().as_secs_f64()));
+        }
+        (first && self.bar.is_hidden()).then(|| format!("reading {size} of weights"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::TermLike;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn lines(loading: &mut Loading) -> Vec<String> {
+        let steps = [1, 5, 9, 10].map(|done| Progress::Loading { done: done * MIB, total: 10 * MIB });
+        steps.iter().filter_map(|step| loading.line(step)).collect()
+    }
+
+    #[test]
+    fn without_a_terminal_there_is_one_line_before_and_one_after() {
+        let lines = lines(&mut Loading::on(ProgressDrawTarget::hidden()));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert_eq!(lines[0], "reading 10.0 MiB of weights");
+        assert!(lines[1].starts_with("read 10.0 MiB of weights in 0."), "{lines:?}");
+    }
+
+    #[test]
+    fn a_terminal_gets_a_bar_and_then_one_line() {
+        let screen = Screen::default();
+        let lines = lines(&mut Loading::on(ProgressDrawTarget::term_like(Box::new(screen.clone()))));
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        let drawn = screen.0.lock().unwrap();
+        for word in ["5.00 MiB of 10.00 MiB", "/s, ", " left"] {
+            assert!(drawn.contains(word), "{word:?} is not in {drawn:?}");
+        }
+        assert!(drawn.ends_with("<clear>"), "the bar stays on the screen: {drawn:?}");
+    }
+
+    #[test]
+    fn everything_else_is_a_line_as_it_is() {
+        let device = Progress::Device("host".to_string());
+        assert_eq!(Loading::on_stderr().line(&device), Some("device host".to_string()));
+    }
+
+    /// What was written to a terminal, with a mark where a line was cleared.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn add(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            120
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, line: &str) -> io::Result<()> {
+            self.add(line)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text)
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.add("<clear>")
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+}
