@@ -4,7 +4,7 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use runtime::chat::{ChatRequest, ChatTemplate};
+use runtime::chat::ChatTemplate;
 use runtime::error::Error;
 use runtime::session::{
     Finish, GenerateOptions, Generation, LogitsRequest, RoundCounts, Session, SessionOptions,
@@ -18,13 +18,14 @@ use crate::args::{self, EngineOptions, GenerateArgs, InspectArgs, LogitsArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
+use crate::prompts;
 
 /// `roundhouse generate`: answers each prompt in order.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
-    let inputs = inputs(args)?;
+    let inputs = prompts::read(args)?;
     let mut session = open(&args.model, &args.engine)?;
     let prompts: Vec<Vec<u32>> =
-        inputs.into_iter().map(|input| prompt_ids(input, &session)).collect::<Result<_, _>>()?;
+        inputs.into_iter().map(|prompt| prompt.ids(&session)).collect::<Result<_, _>>()?;
 
     let options = GenerateOptions { max_tokens: args.max_tokens, ignore_eos: args.ignore_eos };
     let mut out = Output::stdout();
@@ -96,44 +97,6 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         chat.path().display()
     ));
     out.finish()
-}
-
-/// A prompt before the model's tokenizer and template are known.
-enum Input {
-    Ids(Vec<u32>),
-    Raw(String),
-    Chat(Box<ChatRequest>),
-}
-
-/// Reads everything that can be wrong with the prompts before the model is loaded.
-fn inputs(args: &GenerateArgs) -> Result<Vec<Input>, Failure> {
-    let mut chats = Vec::new();
-    if let Some(path) = &args.messages {
-        let text = fs::read_to_string(path).map_err(|error| {
-            Failure::Input(format!("cannot read {}: {error}; check --messages", path.display()))
-        })?;
-        let chat = ChatRequest::from_json(&text)
-            .map_err(|error| Failure::Input(format!("{}: {error}", path.display())))?;
-        chats.push(chat);
-    }
-    if args.raw {
-        return Ok(args.prompt.iter().cloned().map(Input::Raw).collect());
-    }
-    chats.extend(args.prompt.iter().map(|text| ChatRequest::user(text)));
-    for chat in &mut chats {
-        chat.enable_thinking = args.thinking.map(args::Switch::is_on).or(chat.enable_thinking);
-    }
-    let ids = args.ids.iter().map(|ids| Input::Ids(ids.0.clone()));
-    Ok(ids.chain(chats.into_iter().map(|chat| Input::Chat(Box::new(chat)))).collect())
-}
-
-fn prompt_ids(input: Input, session: &Session) -> Result<Vec<u32>, Failure> {
-    let text = match input {
-        Input::Ids(ids) => return Ok(ids),
-        Input::Raw(text) => text,
-        Input::Chat(chat) => session.chat().render(&chat).map_err(Failure::input)?,
-    };
-    session.tokenizer().encode(&text).map_err(Failure::input)
 }
 
 fn open(model: &Path, engine: &EngineOptions) -> Result<Session, Failure> {

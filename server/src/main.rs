@@ -7,6 +7,7 @@ mod commands;
 mod failure;
 mod loading;
 mod output;
+mod prompts;
 
 use std::process::ExitCode;
 

@@ -1,0 +1,90 @@
+//! Model folders that are refused: status 2, and a message that names the thing.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::binary::{data, on, run};
+use crate::folder::{CONFIG, Folder, INDEX, SHARD};
+
+#[test]
+fn a_missing_folder_or_settings_file() {
+    run(on("generate", Path::new("absent")).args(["--ids", "1"])).refused(&["absent", "config.json"]);
+    run(&mut on("inspect", Path::new("absent"))).refused(&["absent", "config.json"]);
+    Folder::new().without(CONFIG).refused(&[CONFIG]);
+    Folder::new().without("tokenizer.json").refused(&["tokenizer.json"]);
+}
+
+#[test]
+fn settings_that_are_no_json_or_hold_what_this_build_cannot_run() {
+    Folder::new().with_bytes(CONFIG, |bytes| bytes.truncate(100)).refused(&[CONFIG, "line"]);
+    Folder::new().with_bytes(CONFIG, Vec::clear).refused(&[CONFIG]);
+    let with = |key: &'static str, value: Value| {
+        Folder::new().with_json(CONFIG, |config| *config.pointer_mut(key).unwrap() = value)
+    };
+    with("/model_type", json!("llama")).refused(&[CONFIG, "model_type", "llama", "qwen4_exp"]);
+    with("/text_config/hidden_act", json!("relu")).refused(&[CONFIG, "hidden_act", "relu"]);
+    with("/text_config/hidden_size", json!("wide")).refused(&[CONFIG, "hidden_size"]);
+    with("/text_config", json!(7)).refused(&[CONFIG, "text_config"]);
+}
+
+#[test]
+fn quantised_weights() {
+    for (folder, method) in [("quant_fp8_block", "fp8"), ("quant_nvfp4", "NVFP4")] {
+        let dir = data("oracle/checkpoints").join(folder);
+        run(&mut on("inspect", &dir)).refused(&["quantization_config", method]);
+        run(on("generate", &dir).args(["--ids", "1"])).refused(&["quantization_config", method]);
+    }
+}
+
+#[test]
+fn an_index_that_is_no_index_or_is_stale() {
+    Folder::new().with_bytes(INDEX, |bytes| bytes.truncate(100)).refused(&[INDEX]);
+    Folder::new()
+        .with_json(INDEX, |index| index["weight_map"] = json!([]))
+        .refused(&[INDEX, "not a usable index"]);
+    let moved = Folder::new().with_json(INDEX, |index| {
+        let place = index["weight_map"].as_object_mut().unwrap().values_mut().find(|place| *place != SHARD);
+        *place.unwrap() = SHARD.into();
+    });
+    moved.refused(&[INDEX, SHARD, "stale"]);
+}
+
+#[test]
+fn files_that_are_missing_or_cut() {
+    Folder::new().without(SHARD).refused(&[SHARD, "is missing", INDEX]);
+    Folder::new().without(INDEX).refused(&[INDEX]);
+    let cut = |bytes: usize| Folder::new().with_bytes(SHARD, |file| file.truncate(bytes));
+    cut(5_000_000).refused(&[SHARD]);
+    cut(100).refused(&[SHARD]);
+    cut(0).refused(&[SHARD]);
+}
+
+#[test]
+fn tensors_of_another_shape_or_type() {
+    let with = |edit: fn(&mut Value)| {
+        let mut name = String::new();
+        let folder = Folder::new().with_header(SHARD, |header| {
+            let tensors = header.as_object_mut().unwrap();
+            let oblong = |shape: &Value| shape.as_array().is_some_and(|s| s.len() == 2 && s[0] != s[1]);
+            let (found, tensor) = tensors.iter_mut().find(|(_, tensor)| oblong(&tensor["shape"])).unwrap();
+            name.clone_from(found);
+            edit(tensor);
+        });
+        (folder, name)
+    };
+    let (turned, name) = with(|tensor| tensor["shape"].as_array_mut().unwrap().reverse());
+    turned.refused(&[&name, SHARD, "shape"]);
+    let (retyped, name) = with(|tensor| tensor["dtype"] = "F16".into());
+    retyped.refused(&[&name, SHARD, "F16"]);
+}
+
+#[test]
+fn a_template_that_is_missing_or_does_not_parse() {
+    const TEMPLATE: &str = "chat_template.jinja";
+    Folder::new().with_bytes(TEMPLATE, |text| text.extend(b"{% if")).refused(&[TEMPLATE]);
+    let bare = Folder::new().without(TEMPLATE).with_json("tokenizer_config.json", |config| {
+        config.as_object_mut().unwrap().remove("chat_template");
+    });
+    bare.refused(&["chat template"]);
+}

@@ -1,0 +1,62 @@
+//! Lines and environments that are no order.
+
+use crate::binary::{binary, generate, run};
+
+#[test]
+fn settings_that_do_not_parse_are_named_with_their_value() {
+    let refused = |option: &str, value: &str, words: &[&str]| {
+        generate(&["--ids", "1", option, value]).refused(&[&[option, value], words].concat());
+    };
+    refused("--dtype", "fp64", &["f32", "bf16"]);
+    refused("--context", "-1", &[]);
+    refused("--context", "0", &[]);
+    refused("--context", "many", &[]);
+    refused("--max-tokens", "0", &[]);
+    refused("--max-tokens", "-1", &[]);
+    refused("--max-tokens", "1.5", &[]);
+    refused("--graphs", "maybe", &["on", "off"]);
+    refused("--ids", "1,x", &["`x`"]);
+    refused("--ids", "1,,2", &["not a token id"]);
+    refused("--device", "tpu", &["host"]);
+}
+
+#[test]
+fn cuda_is_refused_as_something_this_build_cannot_be_asked_for() {
+    generate(&["--ids", "1", "--device", "cuda"]).refused(&["--device", "no CUDA device", "host"]);
+}
+
+#[test]
+fn a_context_longer_than_the_model_is_refused_with_both_numbers() {
+    generate(&["--ids", "1", "--context", "32769"]).refused(&["--context 32769", "32768"]);
+}
+
+#[test]
+fn lines_without_a_prompt_or_with_two_kinds_are_refused() {
+    generate(&[]).refused(&["--prompt", "--ids", "--messages"]);
+    generate(&["--ids", "1", "--prompt", "a"]).refused(&["--ids", "--prompt", "cannot be used with"]);
+    generate(&["--ids", "1", "--raw"]).refused(&["--raw"]);
+    generate(&["--ids", "1", "--lanes", "4"]).refused(&["--lanes"]);
+}
+
+#[test]
+fn an_unknown_setting_in_the_environment_is_named() {
+    let mut one = binary("inspect");
+    run(one.env("ROUNDHOUSE_DTYPES", "f32")).refused(&["ROUNDHOUSE_DTYPES"]);
+}
+
+#[test]
+fn a_setting_of_the_environment_that_does_not_parse_is_named() {
+    let ended = run(binary("generate").args(["--ids", "1"]).env("ROUNDHOUSE_DTYPE", "fp64"));
+    assert!(ended.stderr.contains("the environment sets ROUNDHOUSE_DTYPE"), "{}", ended.stderr);
+    ended.refused(&["--dtype", "fp64"]);
+}
+
+#[test]
+fn help_and_version_are_good_ends() {
+    let help = run(binary("generate").arg("--help")).good();
+    for word in ["--prompt", "--max-tokens", "ROUNDHOUSE_DTYPE", "[default: bf16]"] {
+        assert!(help.stdout.contains(word), "{word} is not in {}", help.stdout);
+    }
+    let version = run(std::process::Command::new(env!("CARGO_BIN_EXE_roundhouse")).arg("--version")).good();
+    assert_eq!(version.stdout, format!("roundhouse {}\n", env!("CARGO_PKG_VERSION")));
+}
