@@ -125,7 +125,8 @@ pub(crate) struct EngineOptions {
     #[arg(long, env = "ROUNDHOUSE_GRAPHS", value_enum, default_value = "on")]
     pub(crate) graphs: Switch,
 
-    /// The most positions of a sequence, prompt and answer together; the model's own if not given.
+    /// The most positions of a sequence, prompt and answer together; the model's own, at most 32768, if not
+    /// given.
     #[arg(
         long,
         env = "ROUNDHOUSE_CONTEXT",
