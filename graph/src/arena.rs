@@ -31,6 +31,7 @@ struct Owned {
 impl Arena {
     pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Arena> {
         host.refuse_in_capture("allocation")?;
+        host.healthy()?;
         let address = host.memory().allocate(label, bytes, Place::Device)?;
         let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
         Ok(Arena(Arc::new(Owned { host: host.clone(), label: label.into(), address, bytes, epoch })))
@@ -83,10 +84,15 @@ impl Arena {
         Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
     }
 
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.0.host
+    }
+
     fn check_range<T>(&self, call: &'static str, at: Ptr<T>, count: usize) -> Result<()> {
-        let (start, bytes) = (at.address(), count * size_of::<T>());
-        let end = self.0.address + self.0.bytes as u64;
-        if start < self.0.address || start + bytes as u64 > end {
+        let bytes = count.saturating_mul(size_of::<T>());
+        let offset = at.address().checked_sub(self.0.address);
+        let end = offset.and_then(|offset| offset.checked_add(bytes as u64));
+        if end.is_none_or(|end| end > self.0.bytes as u64) {
             let why = format!("{bytes} bytes at {at:?} are not inside `{}` ({self:?})", self.0.label);
             return Err(Error::Size { call, why });
         }
@@ -116,6 +122,7 @@ pub struct Pinned {
 impl Pinned {
     pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Pinned> {
         host.refuse_in_capture("pinned allocation")?;
+        host.healthy()?;
         let address = host.memory().allocate(label, bytes, Place::Pinned)?;
         Ok(Pinned { host: host.clone(), address, bytes })
     }
@@ -130,14 +137,15 @@ impl Pinned {
         self.bytes
     }
 
-    /// Lets the host write. Copies from here that were queued and have not run become faults.
+    /// Lets the host write. Copies from here that were queued and have not run become faults. `fill` must
+    /// not call the device: it would wait for itself.
     pub fn write<R>(&mut self, fill: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut memory = self.host.memory();
         memory.touch(self.address);
         fill(memory.bytes_mut(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
     }
 
-    /// Lets the host read.
+    /// Lets the host read. `look` must not call the device: it would wait for itself.
     pub fn read<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R {
         let memory = self.host.memory();
         look(memory.bytes(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
@@ -191,5 +199,34 @@ impl Slab {
     pub fn digest(&self) -> Digest {
         let mut digest = Digester::new();
         digest.digest(self.arena.digest()).number(self.stride as u64).number(self.slots as u64).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::host::HostOptions;
+
+    #[test]
+    fn digests_cover_every_field_that_a_launch_can_bake() {
+        let host = Host::new(HostOptions::default());
+        let arena = |address, bytes, epoch| {
+            Arena(Arc::new(Owned { host: host.clone(), label: "pool".into(), address, bytes, epoch }))
+        };
+        let slab = |arena, stride, slots| Slab { arena, stride, slots }.digest();
+        let plain = || arena(1 << 20, 512, 7);
+        let digests = [
+            slab(plain(), 256, 2),
+            slab(arena(1 << 21, 512, 7), 256, 2),
+            slab(arena(1 << 20, 1024, 7), 256, 2),
+            slab(arena(1 << 20, 512, 8), 256, 2),
+            slab(plain(), 128, 2),
+            slab(plain(), 256, 1),
+            slab(plain(), 2, 256),
+        ];
+        assert_eq!(digests[0], slab(plain(), 256, 2));
+        assert_eq!(HashSet::from(digests).len(), 7);
     }
 }

@@ -22,8 +22,9 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Builds a [`Digest`] from fields. Every field is framed by its length, so that two different lists of
-/// fields never feed the hash the same bytes.
+/// Builds a [`Digest`] from fields. Runs of bytes are framed by their length and numbers have one width, so
+/// two lists with the same kinds of fields in the same order feed the hash the same bytes only if they are
+/// equal. Where the kinds vary, a number that says which comes first.
 #[derive(Clone, Default)]
 pub struct Digester {
     hash: Xxh3,

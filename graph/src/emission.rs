@@ -59,12 +59,15 @@ impl Emission {
         Self::default()
     }
 
-    /// Adds a launch of `K`, after checking that its arguments are legal.
+    /// Adds a launch of `K`, after checking that its arguments and its grid are legal.
     pub fn launch<K: Kernel>(&mut self, args: &K::Args) -> Result<()> {
-        K::check(args).map_err(|why| Error::Launch { kernel: K::NAME, why })?;
+        let refused = |why| Error::Launch { kernel: K::NAME, why };
+        K::check(args).map_err(refused)?;
+        let grid = K::grid(args);
+        grid.check().map_err(refused)?;
         let block = self.blocks.len();
         self.blocks.extend_from_slice(bytemuck::bytes_of(args));
-        self.entries.push(Entry::Launch { kernel: K::DEFINITION, grid: K::grid(args), block });
+        self.entries.push(Entry::Launch { kernel: K::DEFINITION, grid, block });
         Ok(())
     }
 
@@ -136,14 +139,14 @@ impl Emission {
         for entry in &self.entries {
             match *entry {
                 Entry::Launch { kernel, grid, block } => {
-                    digest.text(kernel.name).text(kernel.element).bytes(bytemuck::bytes_of(&grid.0));
-                    digest.bytes(self.block(kernel, block));
+                    digest.number(0).text(kernel.name).text(kernel.element);
+                    digest.bytes(bytemuck::bytes_of(&grid.0)).bytes(self.block(kernel, block));
                 }
                 Entry::Copy { to, from, bytes } => {
-                    digest.text("copy").number(to.address()).number(from.address()).number(bytes as u64);
+                    digest.number(1).number(to.address()).number(from.address()).number(bytes as u64);
                 }
                 Entry::Fill { to, bytes, value } => {
-                    digest.text("fill").number(to.address()).number(bytes as u64).number(value.into());
+                    digest.number(2).number(to.address()).number(bytes as u64).number(value.into());
                 }
             }
         }

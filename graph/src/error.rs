@@ -22,6 +22,11 @@ pub enum Error {
         /// What broke it.
         why: String,
     },
+    /// The event, exec or arena belongs to another device than the stream.
+    OtherDevice {
+        /// The refused call.
+        call: &'static str,
+    },
     /// There is not enough memory.
     OutOfMemory {
         /// What the memory was for.
@@ -58,13 +63,26 @@ impl fmt::Display for Error {
                     "{call} is not allowed while `{capture}` is being captured; do it before the capture"
                 )
             }
-            Error::CaptureFailed { capture, why } => write!(f, "capture `{capture}` failed: {why}"),
-            Error::OutOfMemory { label, asked, free } => {
-                write!(f, "out of memory: `{label}` needs {asked} bytes and {free} are free")
+            Error::CaptureFailed { capture, why } => {
+                write!(f, "capture `{capture}` failed: {why}; nothing of it ran, so run it eagerly")
             }
-            Error::Launch { kernel, why } => write!(f, "launch of `{kernel}` refused: {why}"),
+            Error::OtherDevice { call } => {
+                write!(f, "{call} with an event, exec or arena of another device; use this device's own")
+            }
+            Error::OutOfMemory { label, asked, free } => {
+                write!(
+                    f,
+                    "out of memory: `{label}` needs {asked} bytes and {free} are free; ask for less or "
+                )?;
+                f.write_str("free something first")
+            }
+            Error::Launch { kernel, why } => {
+                write!(f, "launch of `{kernel}` refused: {why}; nothing was queued")
+            }
             Error::Size { call, why } => write!(f, "{call}: {why}"),
-            Error::Fault(fault) => write!(f, "device work failed: {fault}"),
+            Error::Fault(fault) => {
+                write!(f, "device work failed: {fault}; the device runs nothing more, so open a new one")
+            }
         }
     }
 }
@@ -119,6 +137,8 @@ pub enum FaultKind {
     },
     /// A value that the kernel's domain excludes, such as an index past its table.
     Domain(String),
+    /// The kernel's host implementation panicked, with its message.
+    Panicked(String),
 }
 
 impl fmt::Display for Fault {
@@ -132,7 +152,7 @@ impl fmt::Display for Fault {
                 write!(f, "address {address:#x} is not a multiple of {align}")
             }
             FaultKind::Overlap { address, bytes } => {
-                write!(f, "{bytes} bytes at {address:#x} overlap another slice of the same launch")
+                write!(f, "{bytes} bytes at {address:#x} overlap another range of the same work")
             }
             FaultKind::Overwritten { label } => {
                 write!(
@@ -141,6 +161,7 @@ impl fmt::Display for Fault {
                 )
             }
             FaultKind::Domain(why) => f.write_str(why),
+            FaultKind::Panicked(message) => write!(f, "the kernel panicked: {message}"),
         }
     }
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use crate::arena::Arena;
 use crate::digest::Digest;
 use crate::emission::Emission;
+use crate::host::Host;
 
 /// Recorded work. It holds every arena that it points into, so a replay never meets a stale address.
 #[derive(Clone)]
 pub struct Exec {
+    host: Arc<Host>,
     label: Arc<str>,
     emission: Arc<Emission>,
     keeps: Arc<[Arena]>,
@@ -17,9 +19,9 @@ pub struct Exec {
 }
 
 impl Exec {
-    pub(crate) fn new(label: String, emission: Emission, keeps: Vec<Arena>) -> Exec {
+    pub(crate) fn new(host: Arc<Host>, label: String, emission: Emission, keeps: Vec<Arena>) -> Exec {
         let digest = emission.digest();
-        Exec { label: label.into(), emission: Arc::new(emission), keeps: keeps.into(), digest }
+        Exec { host, label: label.into(), emission: Arc::new(emission), keeps: keeps.into(), digest }
     }
 
     /// What was captured.
@@ -35,6 +37,10 @@ impl Exec {
     /// Number of nodes.
     pub fn nodes(&self) -> usize {
         self.emission.len()
+    }
+
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.host
     }
 
     pub(crate) fn emission(&self) -> &Arc<Emission> {

@@ -42,12 +42,26 @@ pub struct Grid(pub [u32; 3]);
 impl Grid {
     /// A grid along one axis.
     pub fn line(x: usize) -> Grid {
-        Grid([x as u32, 1, 1])
+        Grid::plane(x, 1)
     }
 
-    /// A grid along two axes.
+    /// A grid along two axes. A number that does not fit becomes one that no device can launch.
     pub fn plane(x: usize, y: usize) -> Grid {
-        Grid([x as u32, y as u32, 1])
+        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Grid([narrow(x), narrow(y), 1])
+    }
+
+    /// Whether a device can launch it. The limits are CUDA's: no axis is empty, the first has at most
+    /// 2^31 - 1 groups and the others 65,535.
+    pub(crate) fn check(self) -> Result<(), String> {
+        let Grid([x, y, z]) = self;
+        let fits = (1..=i32::MAX as u32).contains(&x) && [y, z].iter().all(|n| (1..=65_535).contains(n));
+        match fits {
+            true => Ok(()),
+            false => {
+                Err(format!("a grid of {x}x{y}x{z}, of at least 1x1x1 and at most 2147483647x65535x65535"))
+            }
+        }
     }
 }
 

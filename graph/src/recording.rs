@@ -20,29 +20,41 @@ impl<'s> Recording<'s> {
     /// # Errors
     /// Another capture of this device is in progress.
     pub fn begin(stream: &'s Stream, label: impl Into<String>) -> Result<Recording<'s>> {
-        stream.host.refuse_in_capture("beginning another capture")?;
         stream.host.healthy()?;
+        // One lock for the check and the start, or two threads could both begin.
+        let mut current = stream.host.capture.lock();
+        Capture::refuse(&mut current, "beginning another capture")?;
         let (label, queue) = (label.into(), stream.queue.clone());
-        *stream.host.capture.lock() = Some(Capture { label, emission: Emission::new(), queue, broken: None });
+        let (emission, keeps) = (Emission::new(), Vec::new());
+        *current = Some(Capture { label, emission, keeps, queue, broken: None });
         Ok(Recording { stream })
     }
 
-    /// Ends the capture. The exec holds `keeps`: the arenas that the recorded addresses point into.
+    /// Ends the capture. The exec holds `keeps`, the arenas that the recorded addresses point into, and
+    /// those that [`Stream::run`] was given meanwhile.
     ///
     /// # Errors
     /// Something refused was called during the capture; it is lost, and nothing else is.
-    pub fn finish(self, keeps: Vec<Arena>) -> Result<Exec> {
-        let capture = self.stream.host.capture.lock().take().expect("a recording owns the capture");
-        match capture.broken {
-            Some(why) => Err(Error::CaptureFailed { capture: capture.label, why }),
-            None => Ok(Exec::new(capture.label, capture.emission, keeps)),
+    pub fn finish(self, mut keeps: Vec<Arena>) -> Result<Exec> {
+        let host = &self.stream.host;
+        let capture = host.capture.lock().take().expect("a recording owns the capture");
+        // From here on another thread may capture, and dropping `self` would end its capture.
+        std::mem::forget(self);
+        if let Some(why) = capture.broken {
+            return Err(Error::CaptureFailed { capture: capture.label, why });
         }
+        host.healthy()?;
+        keeps.extend(capture.keeps);
+        keeps.sort_by_key(Arena::epoch);
+        keeps.dedup_by_key(|arena| arena.epoch());
+        host.refuse_foreign("finishing a capture", &keeps)?;
+        Ok(Exec::new(host.clone(), capture.label, capture.emission, keeps))
     }
 }
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        // `finish` has already taken it; no other capture can have begun while `self` was alive.
+        // Only an unfinished recording is dropped, and no other can have begun while it was alive.
         self.stream.host.capture.lock().take();
     }
 }

@@ -35,7 +35,8 @@ impl Staging {
     }
 
     /// Lets `fill` write the next buffer and queues one copy of its first `bytes` bytes to `to`. Waits, if
-    /// it must, until the copy of two turns ago has run.
+    /// it must, until the copy of two turns ago has run. `fill` must not call the device: it would wait for
+    /// itself.
     pub fn upload(
         &mut self,
         stream: &Stream,

@@ -24,12 +24,17 @@ impl Stream {
 
     /// Queues every entry of `emission`; or, while this stream is being captured, records them.
     /// `keeps` are the arenas it points into: they stay until it has run.
+    ///
+    /// # Errors
+    /// Work failed earlier; or `keeps` are arenas of another device.
     pub fn run(&self, emission: Emission, keeps: &[Arena]) -> Result<()> {
         self.host.healthy()?;
+        self.host.refuse_foreign("running work", keeps)?;
         if let Some(capture) = self.host.capture.lock().as_mut()
             && Arc::ptr_eq(&capture.queue, &self.queue)
         {
             capture.emission.append(&emission);
+            capture.keeps.extend_from_slice(keeps);
             return Ok(());
         }
         self.queue.push_run(&self.host, Arc::new(emission), keeps.to_vec());
@@ -39,23 +44,32 @@ impl Stream {
     /// Queues a replay of `exec`.
     ///
     /// # Errors
-    /// This stream is being captured.
+    /// This stream is being captured; work failed earlier; or `exec` is of another device.
     pub fn replay(&self, exec: &Exec) -> Result<()> {
         self.host.healthy()?;
+        self.refuse_other_device("a replay", exec.host())?;
         self.refuse_in_own_capture("a replay")?;
         self.queue.push_run(&self.host, exec.emission().clone(), exec.keeps().to_vec());
         Ok(())
     }
 
     /// Marks this point of the stream in `event`.
+    ///
+    /// # Errors
+    /// This stream is being captured; or `event` is of another device.
     pub fn record(&self, event: &Event) -> Result<()> {
+        self.refuse_other_device("recording an event", &event.host)?;
         self.refuse_in_own_capture("recording an event")?;
         *event.target.lock() = Some(self.queue.tail());
         Ok(())
     }
 
     /// Makes later work of this stream wait for the point that `event` marks now.
+    ///
+    /// # Errors
+    /// This stream is being captured; or `event` is of another device.
     pub fn wait(&self, event: &Event) -> Result<()> {
+        self.refuse_other_device("waiting for an event", &event.host)?;
         self.refuse_in_own_capture("waiting for an event")?;
         if let Some(target) = event.target.lock().clone() {
             self.queue.push(Work::Wait(target));
@@ -75,6 +89,13 @@ impl Stream {
     /// Runs the next `items` queued items, as a device does that is busy meanwhile. Tests draw the moment.
     pub fn advance(&self, items: usize) -> Result<()> {
         self.queue.after(items as u64).run(&self.host)
+    }
+
+    fn refuse_other_device(&self, call: &'static str, of: &Arc<Host>) -> Result<()> {
+        match Arc::ptr_eq(of, &self.host) {
+            true => Ok(()),
+            false => Err(Error::OtherDevice { call }),
+        }
     }
 
     fn refuse_in_own_capture(&self, call: &'static str) -> Result<()> {
@@ -111,6 +132,6 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         self.host.refuse_in_capture("synchronisation")?;
         let target = self.target.lock().clone();
-        target.map_or(Ok(()), |target| target.run(&self.host))
+        target.map_or_else(|| self.host.healthy(), |target| target.run(&self.host))
     }
 }

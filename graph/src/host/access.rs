@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use bytemuck::Pod;
 
-use super::Memory;
+use super::{Memory, memory::ALIGN};
 use crate::Ptr;
 use crate::error::{Fault, FaultKind};
 
@@ -54,6 +54,7 @@ impl<'m> Access<'m> {
     }
 
     fn locate<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<(*mut T, (u64, u64)), Fault> {
+        const { assert!(align_of::<T>() <= ALIGN, "device addresses are not aligned this much") };
         let address = ptr.address();
         let bytes = len.saturating_mul(size_of::<T>());
         if !address.is_multiple_of(align_of::<T>() as u64) {
@@ -72,6 +73,7 @@ impl<'m> Access<'m> {
     }
 }
 
+/// Whether two ranges share a byte; an empty range shares none.
 fn overlap(a: (u64, u64), b: (u64, u64)) -> bool {
-    a.0 < b.1 && b.0 < a.1
+    a.0.max(b.0) < a.1.min(b.1)
 }

@@ -3,7 +3,7 @@
 //! This file and `access.rs` hold the crate's unsafe code for the host: bytes live in raw allocations, and
 //! slices of them are handed out after the range was found inside a live allocation.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
@@ -11,9 +11,10 @@ use super::{HostOptions, POISON};
 use crate::error::{Error, FaultKind, Result};
 
 /// Addresses of allocations are multiples of this.
-const ALIGN: usize = 4096;
-/// Unmapped bytes between two allocations, so that a small overrun never lands in a neighbour.
-const GAP: u64 = 1 << 20;
+pub(super) const ALIGN: usize = 4096;
+/// Unmapped bytes between two allocations, so that an offset that is wrong by anything a 32-bit number can
+/// say never lands in a neighbour. Addresses are only numbers: room costs nothing.
+const GAP: u64 = 1 << 32;
 
 /// Where an allocation lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +56,19 @@ impl Memory {
         if place == Place::Device && bytes > free {
             return Err(Error::OutOfMemory { label: label.into(), asked: bytes, free });
         }
-        let layout = layout(bytes);
+        let refused = || {
+            let why = format!("this machine has no {bytes} bytes for `{label}`; ask for less");
+            Error::Size { call: "allocation", why }
+        };
+        let layout = layout(bytes).ok_or_else(refused)?;
         // SAFETY: the layout has a non-zero size.
-        let data = unsafe { alloc(layout) };
-        let Some(data) = NonNull::new(data) else { handle_alloc_error(layout) };
-        // SAFETY: `data` was just allocated with this size. Filled even without poison, so that no slice
-        // ever shows uninitialised bytes.
-        unsafe { data.as_ptr().write_bytes(if self.options.poison { POISON } else { 0 }, layout.size()) };
+        let data = unsafe { if self.options.poison { alloc(layout) } else { alloc_zeroed(layout) } };
+        let data = NonNull::new(data).ok_or_else(refused)?;
+        if self.options.poison {
+            // SAFETY: `data` was just allocated with this size. With this or the zeros above, no slice ever
+            // shows uninitialised bytes.
+            unsafe { data.as_ptr().write_bytes(POISON, layout.size()) };
+        }
         let address = self.next;
         self.next += (layout.size().next_multiple_of(ALIGN)) as u64 + GAP;
         if place == Place::Device {
@@ -159,18 +166,16 @@ impl Memory {
     }
 }
 
-fn layout(bytes: usize) -> Layout {
-    let size = bytes.max(1).next_multiple_of(64);
-    Layout::from_size_align(size, ALIGN).expect("allocation size fits the address space")
+/// The layout of an allocation, unless it is larger than any machine's memory.
+fn layout(bytes: usize) -> Option<Layout> {
+    let size = bytes.max(1).checked_next_multiple_of(64)?;
+    Layout::from_size_align(size, ALIGN).ok()
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `allocate` with the same layout, and freed nowhere else. The poison is for
-        // whoever still reads it through the system allocator's reuse.
-        unsafe {
-            self.data.as_ptr().write_bytes(POISON, self.bytes);
-            dealloc(self.data.as_ptr(), layout(self.bytes));
-        }
+        let layout = layout(self.bytes).expect("it was allocated with this layout");
+        // SAFETY: allocated in `allocate` with the same layout, and freed nowhere else.
+        unsafe { dealloc(self.data.as_ptr(), layout) };
     }
 }

@@ -4,12 +4,13 @@
 //! every law of the project is tested on it. What it has in common with a GPU on purpose:
 //!
 //! * queued work runs when something waits for it, not when it is queued, and a copy reads its source then;
-//! * fresh and freed memory is poisoned with a pattern that is NaN as f32 and as bf16;
+//! * fresh memory is poisoned with a pattern that is NaN as f32 and as bf16;
 //! * allocation, synchronisation and event waits are refused while a capture is in progress, and break it;
 //! * a fault is sticky: after one, nothing later runs and every wait reports it.
 //!
-//! What it adds: an access outside live memory, two overlapping slices of one launch, and pinned bytes that
-//! change under a queued copy are faults that name what happened.
+//! What it adds: an access outside live memory (freed memory included: addresses are never used twice), two
+//! overlapping slices of one launch, pinned bytes that change under a queued copy and a kernel that panics are
+//! faults that name what happened.
 
 mod access;
 mod memory;
@@ -23,6 +24,8 @@ pub use access::Access;
 pub(crate) use memory::{Memory, Place};
 pub(crate) use queue::{Queue, Target, Work};
 
+use crate::arena::Arena;
+use crate::emission::Emission;
 use crate::error::{Error, Fault, Result};
 
 /// Settings of a host device.
@@ -30,7 +33,7 @@ use crate::error::{Error, Fault, Result};
 pub struct HostOptions {
     /// How much memory it has, in bytes; arenas count, pinned memory does not.
     pub memory_bytes: usize,
-    /// Whether fresh and freed memory is filled with [`POISON`].
+    /// Whether fresh memory is filled with [`POISON`] instead of zeros.
     pub poison: bool,
 }
 
@@ -58,11 +61,26 @@ pub(crate) struct Host {
 /// A capture in progress.
 pub(crate) struct Capture {
     pub(crate) label: String,
-    pub(crate) emission: crate::Emission,
+    pub(crate) emission: Emission,
+    /// The arenas that the recorded work was run with.
+    pub(crate) keeps: Vec<Arena>,
     /// The stream being captured.
     pub(crate) queue: Arc<Queue>,
     /// The first thing that broke the capture.
     pub(crate) broken: Option<String>,
+}
+
+impl Capture {
+    /// Refuses `call` if there is a capture, and breaks it.
+    pub(crate) fn refuse(current: &mut Option<Capture>, call: &'static str) -> Result<()> {
+        match current {
+            None => Ok(()),
+            Some(capture) => {
+                capture.broken.get_or_insert_with(|| format!("{call} was called inside it"));
+                Err(Error::Capturing { call, capture: capture.label.clone() })
+            }
+        }
+    }
 }
 
 impl Host {
@@ -78,8 +96,13 @@ impl Host {
     /// Locks the memory and frees what was released.
     pub(crate) fn memory(&self) -> MutexGuard<'_, Memory> {
         let mut memory = self.memory.lock();
-        self.released.lock().drain(..).for_each(|address| memory.free(address));
+        self.free_released(&mut memory);
         memory
+    }
+
+    /// Frees what was released since the memory was locked.
+    pub(crate) fn free_released(&self, memory: &mut Memory) {
+        self.released.lock().drain(..).for_each(|address| memory.free(address));
     }
 
     /// Notes that the owner of the allocation at `address` is gone.
@@ -89,12 +112,14 @@ impl Host {
 
     /// Refuses `call` during a capture, and breaks the capture, as CUDA does.
     pub(crate) fn refuse_in_capture(&self, call: &'static str) -> Result<()> {
-        match self.capture.lock().as_mut() {
-            None => Ok(()),
-            Some(capture) => {
-                capture.broken.get_or_insert_with(|| format!("{call} was called inside it"));
-                Err(Error::Capturing { call, capture: capture.label.clone() })
-            }
+        Capture::refuse(&mut self.capture.lock(), call)
+    }
+
+    /// Refuses `call` with arenas of another device: their addresses may be live here too.
+    pub(crate) fn refuse_foreign(self: &Arc<Self>, call: &'static str, arenas: &[Arena]) -> Result<()> {
+        match arenas.iter().all(|arena| Arc::ptr_eq(arena.host(), self)) {
+            true => Ok(()),
+            false => Err(Error::OtherDevice { call }),
         }
     }
 

@@ -1,6 +1,8 @@
 //! The queue behind a host stream: work that runs when something waits for it.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,7 +43,7 @@ impl Queue {
     /// The point after the next `items` items that have not run.
     pub(crate) fn after(self: &Arc<Self>, items: u64) -> Target {
         let tail = self.tail();
-        let ticket = tail.ticket.min(self.done.load(Ordering::Acquire) + items);
+        let ticket = tail.ticket.min(self.done.load(Ordering::Acquire).saturating_add(items));
         Target { ticket, ..tail }
     }
 
@@ -96,6 +98,8 @@ fn drain(host: &Host, memory: &mut Memory, target: &Target) {
                     *host.fault.lock() = Some(fault);
                 }
                 drop(keeps);
+                // Later work of this very drain must not find memory that nobody owns any more.
+                host.free_released(memory);
             }
         }
         target.queue.done.fetch_add(1, Ordering::Release);
@@ -106,7 +110,11 @@ fn execute(memory: &mut Memory, emission: &Emission, pinned: &[(u64, u64)]) -> R
     for entry in emission.entries() {
         match *entry {
             Entry::Launch { kernel, block, .. } => {
-                (kernel.host)(emission.block(kernel, block), &Access::new(memory, kernel.name))?;
+                let access = Access::new(memory, kernel.name);
+                // A panic must not unwind through the queue: the item would never count as done. Nothing
+                // half-written is looked at afterwards, because the fault stays.
+                catch_unwind(AssertUnwindSafe(|| (kernel.host)(emission.block(kernel, block), &access)))
+                    .unwrap_or_else(|panic| Err(panicked(kernel.name, &*panic)))?;
             }
             Entry::Copy { to, from, bytes } => {
                 let fault = |kind| Fault { work: format!("copy of {bytes} bytes"), kind };
@@ -124,4 +132,10 @@ fn execute(memory: &mut Memory, emission: &Emission, pinned: &[(u64, u64)]) -> R
         }
     }
     Ok(())
+}
+
+fn panicked(kernel: &str, payload: &(dyn Any + Send)) -> Fault {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    Fault { work: kernel.into(), kind: FaultKind::Panicked(text.unwrap_or("no message").into()) }
 }

@@ -1,0 +1,11 @@
+//! The host device: memory, streams, captures and faults, seen from outside the crate.
+
+mod access;
+mod capture;
+mod emission;
+mod errors;
+mod faults;
+mod memory;
+mod rig;
+mod staging;
+mod streams;
