@@ -75,7 +75,7 @@ impl<'a> Bundle<'a> {
         for (from, to) in self.used_pages().zip(snapshot.pages(self.layout())) {
             emission.copy::<u8>(to, from, self.layout().page_bytes);
         }
-        stream.run(emission, &[snapshot.arena.clone()])?;
+        stream.run(emission, std::slice::from_ref(&snapshot.arena))?;
         Ok(snapshot)
     }
 
@@ -89,7 +89,7 @@ impl<'a> Bundle<'a> {
         for (to, from) in self.used_pages().zip(snapshot.pages(self.layout())) {
             emission.copy::<u8>(to, from, self.layout().page_bytes);
         }
-        stream.run(emission, &[snapshot.arena.clone()])
+        stream.run(emission, std::slice::from_ref(&snapshot.arena))
     }
 
     /// The digest of every part, after running what is queued on `stream`. Bytes of pages past the length

@@ -126,7 +126,7 @@ impl Runner {
     pub fn outcomes(&mut self, count: usize) -> Result<Vec<Outcome>> {
         let mut emission = Emission::new();
         emission.copy(self.results.base().cast(), self.scratch.buffers.outcomes, count);
-        self.stream.run(emission, &[self.scratch.arena.clone()])?;
+        self.stream.run(emission, std::slice::from_ref(&self.scratch.arena))?;
         self.stream.synchronize()?;
         let bytes = count * size_of::<Outcome>();
         Ok(self.results.read(|results| bytemuck::allocation::pod_collect_to_vec(&results[..bytes])))
