@@ -122,6 +122,11 @@ impl Emission {
         self.entries.len()
     }
 
+    /// Bytes that the list itself takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.entries.as_slice()) + self.blocks.len()
+    }
+
     /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

@@ -39,6 +39,11 @@ impl Exec {
         self.emission.len()
     }
 
+    /// Bytes that it takes beside what it points to.
+    pub fn bytes(&self) -> usize {
+        self.emission.bytes()
+    }
+
     pub(crate) fn host(&self) -> &Arc<Host> {
         &self.host
     }

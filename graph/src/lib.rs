@@ -8,10 +8,11 @@
 //! the arena it came from.
 //!
 //! Reading order: [`address`], [`region`], [`arena`], [`kernel`], [`emission`], [`stream`], [`recording`],
-//! [`exec`], [`staging`], [`digest`], [`device`], [`host`].
+//! [`exec`], [`key`], [`bank`], [`staging`], [`digest`], [`device`], [`host`].
 
 pub mod address;
 pub mod arena;
+pub mod bank;
 pub mod device;
 pub mod digest;
 pub mod emission;
@@ -19,6 +20,7 @@ pub mod error;
 pub mod exec;
 pub mod host;
 pub mod kernel;
+pub mod key;
 pub mod recording;
 pub mod region;
 pub mod staging;
@@ -26,12 +28,14 @@ pub mod stream;
 
 pub use address::Ptr;
 pub use arena::{Arena, Pinned, Slab};
+pub use bank::{Bank, BankCounts, How};
 pub use device::Device;
 pub use digest::{Digest, Digester};
 pub use emission::{Emission, Entry};
 pub use error::{Error, Fault, Result};
 pub use exec::Exec;
 pub use kernel::{Definition, Grid, Kernel};
+pub use key::{Buffers, Key};
 pub use recording::Recording;
 pub use region::{Region, Span};
 pub use staging::Staging;
