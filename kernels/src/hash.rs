@@ -119,7 +119,7 @@ impl NgramHash {
 }
 
 /// Step and increment of splitmix64.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 fn multipliers(shape: &NgramShape, ordinal: u64) -> Vec<i64> {
     // Half of the largest multiplier whose product with any id still fits in a signed 64-bit integer.
@@ -130,7 +130,7 @@ fn multipliers(shape: &NgramShape, ordinal: u64) -> Vec<i64> {
         .collect()
 }
 
-fn splitmix64(value: u64) -> u64 {
+pub(crate) fn splitmix64(value: u64) -> u64 {
     let v = value.wrapping_add(GOLDEN);
     let v = (v ^ (v >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let v = (v ^ (v >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

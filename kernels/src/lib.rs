@@ -9,7 +9,7 @@
 //!
 //! In the order a round meets them: [`rows`], [`embed`], [`residual`], [`hyper`], [`linear`], the gated
 //! delta net ([`conv`], [`delta`], [`gate`]), sparse attention ([`heads`], [`index`], [`attend`]),
-//! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`pick`], [`advance`].
+//! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`sample`], [`advance`].
 
 pub mod advance;
 pub mod attend;
@@ -26,12 +26,12 @@ pub mod linear;
 pub mod matrix;
 pub mod ngram;
 pub mod numerics;
-pub mod pick;
 pub mod residual;
 pub mod rope;
 pub mod router;
 pub mod rows;
 pub mod runs;
+pub mod sample;
 pub mod spread;
 pub mod state;
 pub mod table;

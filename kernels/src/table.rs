@@ -7,13 +7,22 @@ use bytemuck::{Pod, Zeroable};
 use graph::{Ptr, Region, Span};
 
 /// Version of the layouts in this file; part of what a capture depends on.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// How many ids before the current one a row knows: the longest n-gram is one more.
 pub const PREVIOUS: usize = 4;
 
 /// Positions per page; also the prompt grid and the chunk of the recurrent layers.
 pub const PAGE: usize = 64;
+
+/// The most alternatives that a picked row reports.
+pub const TOPS: usize = 20;
+
+/// Entries of a slot's bias list.
+pub const BIASES: usize = 512;
+
+/// The bit of a slot's count of an id that says: it occurs in the prompt. The rest is how often it was picked.
+pub const IN_PROMPT: u32 = 1 << 31;
 
 /// The kinds of row batches. A kernel's route follows the kind, never the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,14 +125,70 @@ pub struct Head {
     pub previous_plus_one: [u32; PREVIOUS],
 }
 
+/// Staged: how a slot's rows pick, at the index of its first row; entries of other rows are not read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct Sampling {
+    /// Draws differ by it.
+    pub seed: u64,
+    /// 0: the likeliest id; else what logits are divided by. Finite, not negative.
+    pub temperature: f32,
+    /// The mass of the likeliest ids that may be drawn, above 0; 1 is off.
+    pub top_p: f32,
+    /// Ids less likely than this part of the likeliest are not drawn, 0 to 1; 0 is off.
+    pub min_p: f32,
+    /// Subtracted from the logits of ids that were picked before, -2 to 2; 0 is off.
+    pub presence: f32,
+    /// Subtracted once for every time that an id was picked before, -2 to 2; 0 is off.
+    pub frequency: f32,
+    /// Divides positive logits, and multiplies others, of ids in the prompt or picked before; above 0; 1 is
+    /// off.
+    pub repetition: f32,
+    /// How many of the likeliest ids may be drawn; 0 is off.
+    pub top_k: u32,
+    /// How many of the likeliest ids to report, at most [`TOPS`].
+    pub logprobs: u32,
+    /// Entries used of the slot's bias list, at most [`BIASES`].
+    pub biases: u32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+/// The likeliest id, and no report.
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling { top_p: 1.0, repetition: 1.0, ..Sampling::zeroed() }
+    }
+}
+
+/// Resident: an entry of a slot's bias list.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+pub struct Bias {
+    /// The id.
+    pub id: u32,
+    /// What is added to its logit.
+    pub value: f32,
+}
+
 /// What a picked row reports.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Outcome {
     /// The picked id.
     pub id: u32,
     /// 0: the logits were finite.
     pub status: u32,
+    /// Rows of the slot that stand: 1.
+    pub accepted: u32,
+    /// How many of the likeliest ids follow.
+    pub tops: u32,
+    /// Natural log of the probability of the picked id.
+    pub logprob: f32,
+    /// The likeliest ids, best first; zero past `tops`.
+    pub top_ids: [u32; TOPS],
+    /// Their log probabilities; zero past `tops`.
+    pub top_logprobs: [f32; TOPS],
 }
 
 /// Where the parts of the staged table lie: a fixed capacity, so that addresses never move.
@@ -135,6 +200,8 @@ pub struct TableLayout {
     pub rows: Span,
     /// The [`PageEdit`]s.
     pub edits: Span,
+    /// The [`Sampling`] options, one per row.
+    pub sampling: Span,
     /// The [`PromptRow`]s.
     pub prompt: Span,
     /// Size of the table in bytes.
@@ -148,8 +215,9 @@ impl TableLayout {
         let header = region.array::<Header>("header", 1);
         let row_span = region.array::<Row>("rows", rows);
         let edits = region.array::<PageEdit>("page edits", edits);
+        let sampling = region.array::<Sampling>("sampling", rows);
         let prompt = region.array::<PromptRow>("prompt rows", rows);
-        TableLayout { header, rows: row_span, edits, prompt, bytes: region.bytes() }
+        TableLayout { header, rows: row_span, edits, sampling, prompt, bytes: region.bytes() }
     }
 
     /// The addresses of the parts in a table at `base`.
@@ -158,6 +226,7 @@ impl TableLayout {
             header: self.header.at(base),
             rows: self.rows.at(base),
             edits: self.edits.at(base),
+            sampling: self.sampling.at(base),
             prompt: self.prompt.at(base),
         }
     }
@@ -173,6 +242,8 @@ pub struct Table {
     pub rows: Ptr<Row>,
     /// The page edits.
     pub edits: Ptr<PageEdit>,
+    /// The sampling options, one per row.
+    pub sampling: Ptr<Sampling>,
     /// The prompt rows.
     pub prompt: Ptr<PromptRow>,
 }

@@ -1,7 +1,7 @@
 //! Where the state of lanes lies: the layout of a slot and of a page, and the memory of one slab.
 //!
 //! ```text
-//! slot = head | page table | rotary ring | per layer: recurrent state and windows, or index ring | n-gram windows
+//! slot = head | page table | rotary ring | counts of ids | bias list | per layer: recurrent state and windows, or index ring | n-gram windows
 //! page = per sparse layer: keys [64, kv_heads, width] | values, the same | pooled index keys [64 / ratio, width]
 //! ```
 //! A slot is reached through its number, so launches bake a slab's address and stride, never a slot's.
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use graph::{Arena, Device, Digest, Digester, Region, Slab, Span};
 use kernels::numerics::ElementType;
 use kernels::state::{Pages, Part};
-use kernels::table::{Head, PAGE};
+use kernels::table::{BIASES, Bias, Head, PAGE};
 
 use crate::config::{LayerKind, ModelConfig};
 
@@ -28,6 +28,10 @@ pub struct LaneLayout {
     pub page_table: Span,
     /// The rotary positions of the last 64 positions.
     pub axes: Span,
+    /// How often each id of the vocabulary occurred: u32 per id.
+    pub counts: Span,
+    /// The request's [`Bias`] list.
+    pub biases: Span,
     /// What each layer keeps in the slot.
     pub layers: Vec<LayerSpans>,
     /// The windows of the n-gram embeddings, by layer.
@@ -75,6 +79,8 @@ impl LaneLayout {
         let head = slot.array::<Head>("head", 1);
         let page_table = slot.array::<u32>(PAGE_TABLE, pages_per_lane);
         let axes = slot.array::<[i32; 3]>("rotary ring", PAGE);
+        let counts = slot.array::<u32>("counts of ids", config.vocab_size);
+        let biases = slot.array::<Bias>("bias list", BIASES);
         let mut page_bytes = 0;
         let layers = config.layers.iter().enumerate().map(|(layer, kind)| match kind {
             LayerKind::LinearAttention => {
@@ -106,6 +112,8 @@ impl LaneLayout {
             head,
             page_table,
             axes,
+            counts,
+            biases,
             layers,
             ngram_windows,
             page_bytes,

@@ -1,7 +1,7 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`runner`], [`session`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`sampling`], [`runner`], [`session`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bundle;
 pub mod chat;
@@ -14,6 +14,7 @@ pub mod lanes;
 pub mod memory;
 pub mod model;
 pub mod runner;
+pub mod sampling;
 pub mod scratch;
 pub mod session;
 pub mod sha;

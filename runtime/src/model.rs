@@ -4,7 +4,7 @@
 //! lane's data; what varies lies in the staged table and in resident state.
 //!
 //! ```text
-//! rows ─ embed ─ [ n-gram ] ─ (hyper ─ mixer ─ hyper ─ experts) per layer ─ hyper ─ head ─ pick ─ advance
+//! rows ─ embed ─ [ n-gram ] ─ (hyper ─ mixer ─ hyper ─ experts) per layer ─ hyper ─ head ─ sample ─ advance
 //! ```
 //! A block's output reaches the streams one launch later, merged with the norm of the next block; so the
 //! partial sums of the last block are always *pending* ([`Body::pending`]).
@@ -15,7 +15,7 @@ use kernels::rope::Rotary;
 use kernels::state::RowRange;
 use kernels::table::Kind;
 use kernels::{advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, launch, linear};
-use kernels::{ngram, pick, residual, router, rows};
+use kernels::{ngram, residual, router, rows, sample};
 
 use crate::config::{ModelConfig, OutputGate};
 use crate::lanes::{Lanes, LayerSpans};
@@ -441,7 +441,7 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// The head over the rows that reach it, picking, and the hand-over to the next round.
+    /// The head over the rows that reach it, sampling, and the hand-over to the next round.
     fn end(&mut self) -> Result<()> {
         let (c, b, element, w) = (self.c, self.b, self.model.element, &self.model.weights);
         let from = match self.shape.picks {
@@ -470,20 +470,34 @@ impl<'a> Body<'a> {
             }
         )?;
         for (first, lanes, count) in self.groups() {
+            let counts = lanes.part(lanes.layout.counts);
+            if self.shape.kind == Kind::Prompt {
+                self.e.launch::<sample::Mark>(&sample::MarkArgs {
+                    rows: self.range(first, count),
+                    counts,
+                    vocab: c.vocab_size as u32,
+                    zero: 0,
+                })?;
+            }
             let picked_first = first.max(from);
             if picked_first < first + count {
                 let at = picked_first - from;
                 launch!(
                     self.e,
                     element,
-                    pick::Pick,
-                    &pick::Args {
+                    sample::Sample,
+                    &sample::Args {
                         rows: self.range(picked_first, first + count - picked_first),
+                        sampling: b.table.sampling,
                         logits: b.logits.byte_add(at * c.vocab_size * element.bytes()),
                         outcomes: b.outcomes.at(at),
                         heads: lanes.part(lanes.layout.head),
+                        counts,
+                        biases: lanes.part(lanes.layout.biases),
                         vocab: c.vocab_size as u32,
                         choices: self.model.choices as u32,
+                        kind: rows::kind_code(self.shape.kind),
+                        zero: 0,
                     }
                 )?;
             }

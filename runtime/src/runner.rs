@@ -2,7 +2,7 @@
 
 use graph::{Arena, Device, Emission, Exec, Pinned, Recording, Result, Staging, Stream};
 use kernels::numerics::{Element, ElementType};
-use kernels::table::{Header, Kind, Outcome, PageEdit, PromptRow, Row};
+use kernels::table::{BIASES, Bias, Header, Kind, Outcome, PageEdit, PromptRow, Row, Sampling};
 
 use crate::lanes::Lanes;
 use crate::model::{Model, RoundShape};
@@ -13,6 +13,8 @@ use crate::scratch::{RoundLimits, Scratch};
 pub struct StagedTable<'a> {
     /// The rows, slab by slab.
     pub rows: &'a [Row],
+    /// How ids are picked, one per row; only that of a lane's first row counts.
+    pub sampling: &'a [Sampling],
     /// Ids and rotary positions, one per row of a prompt; empty for decode rows.
     pub prompt: &'a [PromptRow],
     /// Edits of page tables, applied before anything else.
@@ -32,6 +34,7 @@ pub struct Runner {
     /// The buffers of rounds.
     pub scratch: Scratch,
     staging: Staging,
+    biases: Staging,
     results: Pinned,
 }
 
@@ -46,6 +49,7 @@ impl Runner {
             weights,
             scratch,
             staging,
+            biases: Staging::new(device, "bias list", BIASES * size_of::<Bias>())?,
             results,
         })
     }
@@ -77,6 +81,7 @@ impl Runner {
             table.rows.len() <= limits.rows && table.edits.len() <= limits.edits,
             "a round past its limits"
         );
+        assert_eq!(table.sampling.len(), table.rows.len(), "one set of options per row");
         assert!(table.prompt.is_empty() || table.prompt.len() == table.rows.len(), "one id per prompt row");
         let layout = self.scratch.buffers.table_layout;
         // Decode rows need nothing of the last part.
@@ -87,10 +92,25 @@ impl Runner {
             put(layout.header.offset, bytemuck::bytes_of(&header));
             put(layout.rows.offset, bytemuck::cast_slice(table.rows));
             put(layout.edits.offset, bytemuck::cast_slice(table.edits));
+            put(layout.sampling.offset, bytemuck::cast_slice(table.sampling));
             if !table.prompt.is_empty() {
                 put(layout.prompt.offset, bytemuck::cast_slice(table.prompt));
             }
         })
+    }
+
+    /// Queues the copy of a request's bias list into its slot. Rounds staged before still see the old one.
+    ///
+    /// # Panics
+    /// When the list is longer than [`BIASES`]: options are checked before.
+    pub fn stage_biases(&mut self, lanes: &Lanes, slot: usize, list: &[Bias]) -> Result<()> {
+        assert!(list.len() <= BIASES, "a bias list past its capacity");
+        if list.is_empty() {
+            return Ok(());
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(list);
+        let to = lanes.layout.biases.at(lanes.slab.slot(slot));
+        self.biases.upload(&self.stream, to, bytes.len(), |buffer| buffer.copy_from_slice(bytes))
     }
 
     /// The launches of a round of this shape.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use graph::{Device, Exec, host::HostOptions};
 use kernels::numerics::ElementType;
-use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row};
+use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
 
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
@@ -18,6 +18,7 @@ use crate::lanes::{LaneLayout, Lanes};
 use crate::memory::{MemoryPlan, Size};
 use crate::model::{Group, Model, Picks, RoundShape};
 use crate::runner::{Runner, StagedTable};
+use crate::sampling::SamplingOptions;
 use crate::scratch::RoundLimits;
 use crate::tokenizer::Tokenizer;
 use crate::weights::WeightPlan;
@@ -85,6 +86,8 @@ pub struct GenerateOptions {
     pub max_tokens: Option<u32>,
     /// Whether stop ids are ids like any other.
     pub ignore_eos: bool,
+    /// How ids are picked.
+    pub sampling: SamplingOptions,
 }
 
 /// Why a generation ended.
@@ -256,7 +259,7 @@ impl Session {
         &self.chat
     }
 
-    /// Continues a prompt, greedily. `on_token` is told every id as it is made, and may end the generation there.
+    /// Continues a prompt. `on_token` is told every id as it is made, and may end the generation there.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -269,10 +272,13 @@ impl Session {
         if most == 0 {
             return Err(Error::Setting("--max-tokens 0 asks for nothing; ask for at least 1".into()));
         }
+        options.sampling.check(self.runner.model.config.vocab_size)?;
+        let sampling = options.sampling.to_row();
         self.runner.clear_slot(&self.lanes, 0)?;
+        self.runner.stage_biases(&self.lanes, 0, &options.sampling.biases())?;
         let mut rounds = RoundCounts::default();
         for (start, piece) in pieces(prompt, &vec![PIECE_ROWS; prompt.len().div_ceil(PIECE_ROWS)]) {
-            self.prompt_piece(start, piece, Picks::Last)?;
+            self.prompt_piece(start, piece, Picks::Last, sampling)?;
             *rounds.eager.entry("prompt pass").or_default() += 1;
         }
         let mut ids = Vec::new();
@@ -296,7 +302,7 @@ impl Session {
             if told.is_break() {
                 return Ok(Generation { ids, finish: Finish::Cancelled, rounds });
             }
-            self.decode_row(prompt.len() + ids.len() - 1, &mut rounds)?;
+            self.decode_row(prompt.len() + ids.len() - 1, sampling, &mut rounds)?;
         }
     }
 
@@ -326,13 +332,13 @@ impl Session {
         let vocab = self.runner.model.config.vocab_size;
         let mut data = Vec::with_capacity(ids.len() * vocab);
         for (start, piece) in pieces(prompt, &sizes) {
-            self.prompt_piece(start, piece, Picks::All)?;
+            self.prompt_piece(start, piece, Picks::All, Sampling::default())?;
             data.extend(self.runner.logits(piece.len())?);
         }
         for (position, &id) in ids.iter().enumerate().skip(decode_from) {
             let bundle = crate::bundle::Bundle { lanes: &self.lanes, slot: 0, pages: &[], length: position };
             bundle.set_last_id(id, &self.runner.stream)?;
-            self.decode_row(position, &mut RoundCounts::default())?;
+            self.decode_row(position, Sampling::default(), &mut RoundCounts::default())?;
             data.extend(self.runner.logits(1)?);
         }
         Ok(Logits { positions: ids.len(), vocab, data })
@@ -357,13 +363,20 @@ impl Session {
     }
 
     /// Runs one piece of a prompt, whose first id has position `start`.
-    fn prompt_piece(&mut self, start: usize, ids: &[u32], picks: Picks) -> Result<(), Error> {
+    fn prompt_piece(
+        &mut self,
+        start: usize,
+        ids: &[u32],
+        picks: Picks,
+        sampling: Sampling,
+    ) -> Result<(), Error> {
         let count = ids.len() as u32;
         let rows: Vec<Row> = (0..count).map(|place| Row { slot: 0, place, first: 0, count }).collect();
         let row = |(place, &id): (usize, &u32)| PromptRow { id, axes: [(start + place) as i32; 3] };
         let prompt: Vec<PromptRow> = ids.iter().enumerate().map(row).collect();
         self.runner.stage(StagedTable {
             rows: &rows,
+            sampling: &vec![sampling; ids.len()],
             prompt: &prompt,
             edits: &page_edits(start, ids.len()),
         })?;
@@ -373,9 +386,15 @@ impl Session {
     }
 
     /// Runs one decode row at `position`.
-    fn decode_row(&mut self, position: usize, rounds: &mut RoundCounts) -> Result<(), Error> {
+    fn decode_row(
+        &mut self,
+        position: usize,
+        sampling: Sampling,
+        rounds: &mut RoundCounts,
+    ) -> Result<(), Error> {
         let rows = [Row { slot: 0, place: 0, first: 0, count: 1 }];
-        self.runner.stage(StagedTable { rows: &rows, prompt: &[], edits: &page_edits(position, 1) })?;
+        let edits = page_edits(position, 1);
+        self.runner.stage(StagedTable { rows: &rows, sampling: &[sampling], prompt: &[], edits: &edits })?;
         let groups = [Group { lanes: &self.lanes, rows: 1 }];
         let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
         if !self.graphs {

@@ -27,7 +27,11 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let prompts: Vec<Vec<u32>> =
         inputs.into_iter().map(|prompt| prompt.ids(&session)).collect::<Result<_, _>>()?;
 
-    let options = GenerateOptions { max_tokens: args.max_tokens, ignore_eos: args.ignore_eos };
+    let options = GenerateOptions {
+        max_tokens: args.max_tokens,
+        ignore_eos: args.ignore_eos,
+        ..GenerateOptions::default()
+    };
     let mut out = Output::stdout();
     let mut answers = Vec::new();
     for prompt in &prompts {
