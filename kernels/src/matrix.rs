@@ -132,9 +132,9 @@ fn run<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>, first: usize, y: &mut
             partial_sums::<E, 4>(std::array::from_fn(|i| x.row(r + i)), w, &mut sums);
             y[r..r + 4].copy_from_slice(&sums.map(fold));
         }
-        for r in fours..rows {
+        for (r, y) in y.iter_mut().enumerate().skip(fours) {
             partial_sums::<E, 1>([x.row(r)], w, &mut sums);
-            y[r] = fold(sums[0]);
+            *y = fold(sums[0]);
         }
     }
 }

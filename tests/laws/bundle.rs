@@ -1,7 +1,7 @@
 //! The bundle holds all of a lane's state: restored it goes on as the original, and no part can be left out.
 
 use kernels::numerics::ElementType;
-use kernels::table::PAGE;
+use kernels::table::{Bias, PAGE, Sampling};
 use runtime::bundle::{Bundle, BundleDigest};
 use tests::fixture::{Fixture, Lane};
 
@@ -79,7 +79,13 @@ fn a_copied_bundle_goes_on_as_the_original() {
 fn no_part_of_the_bundle_can_be_left_out() {
     let mut fixture = small(ElementType::F32, 1);
     let mut lane = fixture.lane(0);
-    fixture.prompt(&mut lane, &ids(LENGTH, 4));
+    let prompt = ids(LENGTH, 4);
+    // The first id would win if the penalty did not know that it occurs in the prompt.
+    let other = (0..1000).find(|id| !prompt.contains(id)).expect("an id that is not in the prompt");
+    let biases = [Bias { id: prompt[3], value: 100.0 }, Bias { id: other, value: 90.0 }];
+    fixture.sampling = Sampling { repetition: 1.5, biases: 2, ..Sampling::default() };
+    fixture.runner.stage_biases(&fixture.lanes, 0, &biases).expect("staged");
+    fixture.prompt(&mut lane, &prompt);
     let at_mark = lane.clone();
     let (device, stream) = (fixture.runner.device.clone(), fixture.runner.stream.clone());
     let snapshot = fixture.bundle(&lane).snapshot(&device, &stream).expect("taken");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use graph::host::HostOptions;
 use graph::{Device, Emission, Exec};
 use kernels::numerics::ElementType;
-use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row};
+use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
 use runtime::bundle::Bundle;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes};
@@ -26,6 +26,8 @@ pub struct Fixture {
     pub runner: Runner,
     /// The slab.
     pub lanes: Lanes,
+    /// How ids are picked in every round.
+    pub sampling: Sampling,
 }
 
 /// One lane of a fixture: page `i` of slot `s` is page `s * pages_per_lane + i` of the pool.
@@ -66,7 +68,7 @@ impl Fixture {
         let edits = size.rows / PAGE + 2 * size.slots + 2;
         let limits = RoundLimits { rows: size.rows, picked_rows: size.rows, edits };
         let runner = Runner::new(&device, model, loaded.arena, limits).expect("buffers fit");
-        Fixture { runner, lanes }
+        Fixture { runner, lanes, sampling: Sampling::default() }
     }
 
     /// A fresh lane in `slot`.
@@ -92,7 +94,14 @@ impl Fixture {
         let at = |(place, &id): (usize, &u32)| PromptRow { id, axes: [(lane.length + place) as i32; 3] };
         let prompt: Vec<PromptRow> = ids.iter().enumerate().map(at).collect();
         let edits = edits(lane, ids.len());
-        self.runner.stage(StagedTable { rows: &rows, prompt: &prompt, edits: &edits }).expect("staged");
+        self.runner
+            .stage(StagedTable {
+                rows: &rows,
+                sampling: &vec![self.sampling; rows.len()],
+                prompt: &prompt,
+                edits: &edits,
+            })
+            .expect("staged");
         lane.length += ids.len();
         let groups = [Group { lanes: &self.lanes, rows: ids.len() }];
         self.runner
@@ -117,7 +126,14 @@ impl Fixture {
         };
         let rows: Vec<Row> = lanes.iter().enumerate().map(row).collect();
         let edits: Vec<PageEdit> = lanes.iter().flat_map(|lane| edits(lane, 1)).collect();
-        self.runner.stage(StagedTable { rows: &rows, prompt: &[], edits: &edits }).expect("staged");
+        self.runner
+            .stage(StagedTable {
+                rows: &rows,
+                sampling: &vec![self.sampling; rows.len()],
+                prompt: &[],
+                edits: &edits,
+            })
+            .expect("staged");
         lanes.iter_mut().for_each(|lane| lane.length += 1);
     }
 
