@@ -59,7 +59,7 @@ fn the_rule_is_per_launch() {
     let args = TouchArgs { at: [a.base(), a.base().byte_add(2)], bytes: [2, 2], writes: [WRITE; 2] };
     let mut twice = launch::<Touch>(&args);
     twice.append(&twice.clone());
-    rig.stream.run(twice, &[a.clone()]).unwrap();
+    rig.stream.run(twice, std::slice::from_ref(&a)).unwrap();
     assert_eq!(rig.stream.synchronize(), Ok(()));
     assert_eq!(words(&a, 1), [u32::from_ne_bytes([0, 0, 1, 1])]);
 }

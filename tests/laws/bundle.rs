@@ -80,10 +80,11 @@ fn no_part_of_the_bundle_can_be_left_out() {
     let mut fixture = small(ElementType::F32, 1);
     let mut lane = fixture.lane(0);
     let prompt = ids(LENGTH, 4);
-    // The first id would win if the penalty did not know that it occurs in the prompt.
-    let other = (0..1000).find(|id| !prompt.contains(id)).expect("an id that is not in the prompt");
-    let biases = [Bias { id: prompt[3], value: 100.0 }, Bias { id: other, value: 90.0 }];
-    fixture.sampling = Sampling { repetition: 1.5, biases: 2, ..Sampling::default() };
+    // The first id would win if the penalty did not know that it occurs in the prompt; the others take turns.
+    let others = (0..1000).filter(|id| !prompt.contains(id)).take(2 * ROUNDS);
+    let mut biases = vec![Bias { id: prompt[3], value: 100.0 }];
+    biases.extend(others.map(|id| Bias { id, value: 90.0 }));
+    fixture.sampling = Sampling { repetition: 1.5, biases: biases.len() as u32, ..Sampling::default() };
     fixture.runner.stage_biases(&fixture.lanes, 0, &biases).expect("staged");
     fixture.prompt(&mut lane, &prompt);
     let at_mark = lane.clone();
