@@ -251,12 +251,18 @@ fn captures_of_two_threads_are_never_mixed_up() {
             let (rig, barrier) = (&rig, &barrier);
             scope.spawn(move || {
                 let (stream, label) = (rig.device.stream(), format!("thread {thread}"));
-                let expected = rig.log.emission(thread).digest();
+                // Long, so that its digest is still being made when the other thread begins.
+                let mut list = Emission::new();
+                (0..500).for_each(|value| list.append(&rig.log.emission(1000 * thread + value)));
+                let expected = list.digest();
                 barrier.wait();
                 let mut good = 0;
-                for _ in 0..20_000 {
-                    let Ok(recording) = Recording::begin(&stream, &*label) else { continue };
-                    rig.log.note(&stream, thread);
+                for turn in 0..4000 {
+                    let Ok(recording) = Recording::begin(&stream, &*label) else {
+                        (0..turn % 64).for_each(|_| std::thread::yield_now());
+                        continue;
+                    };
+                    stream.run(list.clone(), &[]).unwrap();
                     match recording.finish(vec![]) {
                         Ok(exec) => {
                             assert_eq!((exec.label(), exec.digest()), (&*label, expected));
@@ -266,12 +272,10 @@ fn captures_of_two_threads_are_never_mixed_up() {
                         Err(other) => panic!("{other}"),
                     }
                 }
-                stream.synchronize().ok();
                 good
             })
         });
         threads.map(|thread| thread.join().unwrap()).iter().sum()
     });
     assert!(good > 0);
-    assert!(rig.log.seen().is_empty(), "captured work was queued");
 }
