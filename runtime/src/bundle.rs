@@ -38,7 +38,7 @@ impl<'a> Bundle<'a> {
         let pages = &self.pages[..self.length.div_ceil(PAGE)];
         pages
             .iter()
-            .map(|&page| self.lanes.pool.base().byte_add(page as usize * self.lanes.layout.page_bytes))
+            .map(|&page| self.lanes.pool.arena.base().byte_add(page as usize * self.lanes.layout.page_bytes))
     }
 
     /// Makes the slot a fresh lane: zero state, and a page table that names no page.
@@ -127,7 +127,7 @@ impl<'a> Bundle<'a> {
                 (2 * keys, rows / view.ratio as usize * pooled_row),
             ];
             for (offset, bytes) in runs {
-                digest.bytes(&self.lanes.pool.read::<u8>(base.byte_add(offset), bytes)?);
+                digest.bytes(&self.lanes.pool.arena.read::<u8>(base.byte_add(offset), bytes)?);
             }
         }
         Ok(digest.finish())

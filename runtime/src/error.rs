@@ -312,12 +312,14 @@ pub enum Error {
     Setting(String),
     /// The device failed.
     Device(graph::Error),
+    /// The engine has ended; nothing can be asked of it.
+    Ended,
 }
 
 impl Error {
     /// Whether the device failed, rather than the input.
     pub fn is_device(&self) -> bool {
-        matches!(self, Error::Device(_))
+        matches!(self, Error::Device(_) | Error::Ended)
     }
 }
 
@@ -329,6 +331,7 @@ impl fmt::Display for Error {
             Error::Chat(error) => error.fmt(f),
             Error::Prompt(why) | Error::Setting(why) => f.write_str(why),
             Error::Device(error) => error.fmt(f),
+            Error::Ended => f.write_str("the engine has ended; open the model again"),
         }
     }
 }
@@ -356,5 +359,11 @@ impl From<crate::chat::ChatError> for Error {
 impl From<graph::Error> for Error {
     fn from(error: graph::Error) -> Self {
         Error::Device(error)
+    }
+}
+
+impl From<planner::LimitError> for Error {
+    fn from(error: planner::LimitError) -> Self {
+        Error::Setting(error.to_string())
     }
 }

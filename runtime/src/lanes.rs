@@ -135,6 +135,22 @@ impl LaneLayout {
 
 const PAGE_TABLE: &str = "page table";
 
+/// A pool of pages, which the lanes of one cache class share.
+#[derive(Clone, Debug)]
+pub struct PagePool {
+    /// The memory.
+    pub arena: Arena,
+    /// Number of pages.
+    pub pages: usize,
+}
+
+impl PagePool {
+    /// Allocates a pool of `pages` pages of this layout.
+    pub fn new(device: &Device, layout: &LaneLayout, pages: usize) -> graph::Result<PagePool> {
+        Ok(PagePool { arena: device.arena("pages", layout.page_bytes * pages)?, pages })
+    }
+}
+
 /// The memory of one slab: its slots, and the pool of pages that its page tables name.
 #[derive(Clone)]
 pub struct Lanes {
@@ -145,23 +161,26 @@ pub struct Lanes {
     /// The slots.
     pub slab: Slab,
     /// The pages.
-    pub pool: Arena,
-    /// Number of pages.
-    pub pages: usize,
+    pub pool: PagePool,
+    digest: Digest,
 }
 
 impl Lanes {
-    /// Allocates a slab of `slots` slots and a pool of `pages` pages.
+    /// Allocates a slab of `slots` slots whose pages lie in `pool`.
     pub fn new(
         device: &Device,
         number: u32,
         layout: Arc<LaneLayout>,
         slots: usize,
-        pages: usize,
+        pool: PagePool,
     ) -> graph::Result<Lanes> {
         let slab = Slab::new(device, "lane slots", &layout.slot, slots)?;
-        let pool = device.arena("pages", layout.page_bytes * pages)?;
-        Ok(Lanes { number, layout, slab, pool, pages })
+        let mut digest = Digester::new();
+        digest.number(number.into()).digest(slab.digest());
+        digest.digest(pool.arena.digest()).number(pool.pages as u64);
+        digest.number(layout.page_bytes as u64).number(layout.pages_per_lane as u64);
+        let digest = digest.text(layout.element.name()).finish();
+        Ok(Lanes { number, layout, slab, pool, digest })
     }
 
     /// A part of every slot.
@@ -172,11 +191,11 @@ impl Lanes {
     /// The pages as the layer sees them whose part of a page begins at `page_offset`.
     pub fn pages(&self, page_offset: usize) -> Pages {
         Pages {
-            base: self.pool.base().byte_add(page_offset),
+            base: self.pool.arena.base().byte_add(page_offset),
             stride: self.layout.page_bytes as u64,
             tables: self.part(self.layout.page_table),
             capacity: self.layout.pages_per_lane as u32,
-            pages: self.pages as u32,
+            pages: self.pool.pages as u32,
             ..self.layout.view
         }
     }
@@ -184,17 +203,11 @@ impl Lanes {
     /// The buffer digest of every lane of this slab: each address, stride, capacity and type that an
     /// argument block bakes for it.
     pub fn digest(&self) -> Digest {
-        let mut digest = Digester::new();
-        digest.number(self.number.into());
-        digest.digest(self.slab.digest());
-        digest.digest(self.pool.digest());
-        digest.number(self.layout.page_bytes as u64).number(self.pages as u64);
-        digest.number(self.layout.pages_per_lane as u64).text(self.layout.element.name());
-        digest.finish()
+        self.digest
     }
 
     /// The arenas that launches on this slab point into.
     pub fn arenas(&self) -> [Arena; 2] {
-        [self.slab.arena().clone(), self.pool.clone()]
+        [self.slab.arena().clone(), self.pool.arena.clone()]
     }
 }

@@ -1,22 +1,26 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`sampling`], [`runner`], [`session`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`runner`], [`open`], [`engine`], [`probe`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bundle;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod engine;
 pub mod error;
 pub mod inspect;
 mod json;
 pub mod lanes;
 pub mod memory;
 pub mod model;
+pub mod open;
+pub mod probe;
+pub mod reply;
+pub mod request;
 pub mod runner;
 pub mod sampling;
 pub mod scratch;
-pub mod session;
 pub mod sha;
 pub mod tokenizer;
 pub mod weights;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use kernels::numerics::ElementType;
 
-use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::lanes::LaneLayout;
 use crate::scratch::{RoundLimits, Scratch};
 use crate::weights::WeightPlan;
@@ -24,21 +24,19 @@ struct Part {
 }
 
 impl MemoryPlan {
-    /// The plan for running `checkpoint` with these sizes: `slots` lanes and `pages` pages.
+    /// The plan for running a model with these sizes. `lanes` are, for each cache class: its layout, the slots
+    /// that are made at start, and its pages.
     pub fn new(
-        checkpoint: &Checkpoint,
+        config: &ModelConfig,
         element: ElementType,
         weights: &WeightPlan,
-        layout: &LaneLayout,
-        slots: usize,
-        pages: usize,
+        lanes: &[(&LaneLayout, usize, usize)],
         limits: RoundLimits,
     ) -> MemoryPlan {
         let table = weights.table_bytes();
         let part = |label, bytes, detail: String, setting| Part { label, bytes, detail, setting };
         let kind = element.name();
-        let slot = layout.slot.bytes();
-        let parts = vec![
+        let mut parts = vec![
             part(
                 "weights",
                 weights.bytes() - table,
@@ -46,20 +44,15 @@ impl MemoryPlan {
                 "--dtype",
             ),
             part("n-gram table", table, format!("{kind}, in device memory"), "--dtype"),
-            part("lane slots", slots * slot, format!("{slots} of {slot} bytes"), ""),
-            part(
-                "pages",
-                pages * layout.page_bytes,
-                format!("{pages} of {} bytes, 64 positions each", layout.page_bytes),
-                "--context",
-            ),
-            part(
-                "round buffers",
-                Scratch::bytes(&checkpoint.config, element, limits),
-                format!("rounds of up to {} rows", limits.rows),
-                "",
-            ),
         ];
+        for &(layout, slots, pages) in lanes {
+            let (slot, page) = (layout.slot.bytes(), layout.page_bytes);
+            parts.push(part("lane slots", slots * slot, format!("{slots} of {slot} bytes"), "--lanes"));
+            let detail = format!("{pages} of {page} bytes, 64 positions each");
+            parts.push(part("pages", pages * page, detail, "--memory"));
+        }
+        let buffers = Scratch::bytes(config, element, limits);
+        parts.push(part("round buffers", buffers, format!("rounds of up to {} rows", limits.rows), ""));
         MemoryPlan { parts }
     }
 

@@ -30,7 +30,7 @@ pub struct RoundShape<'a> {
     pub kind: Kind,
     /// Consecutive rows of lanes in one slab, slab by slab.
     pub groups: &'a [Group<'a>],
-    /// Whether every row reaches the head, or only the last one.
+    /// Which rows reach the head.
     pub picks: Picks,
 }
 
@@ -47,8 +47,10 @@ pub struct Group<'a> {
 pub enum Picks {
     /// All of them: decode rounds, and prompts whose every logit is wanted.
     All,
-    /// The last row: the end of a prompt, or of a piece of one.
+    /// The last row: the end of a prompt.
     Last,
+    /// None: a piece of a prompt that is not its last.
+    None,
 }
 
 /// A model ready to emit rounds.
@@ -441,13 +443,42 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// The head over the rows that reach it, sampling, and the hand-over to the next round.
+    /// The head and the sampler over the rows that reach them, and the hand-over to the next round.
     fn end(&mut self) -> Result<()> {
+        if self.shape.kind == Kind::Prompt {
+            self.mark()?;
+        }
+        match self.shape.picks {
+            Picks::All => self.pick(0)?,
+            Picks::Last => self.pick(self.rows - 1)?,
+            Picks::None => {}
+        }
+        for (first, lanes, count) in self.groups() {
+            self.e.launch::<advance::Advance>(&advance::Args {
+                rows: self.range(first, count),
+                heads: lanes.part(lanes.layout.head),
+                axes: lanes.part(lanes.layout.axes),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Notes which ids the prompt holds.
+    fn mark(&mut self) -> Result<()> {
+        for (first, lanes, count) in self.groups() {
+            self.e.launch::<sample::Mark>(&sample::MarkArgs {
+                rows: self.range(first, count),
+                counts: lanes.part(lanes.layout.counts),
+                vocab: self.c.vocab_size as u32,
+                zero: 0,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The head and the sampler over rows `from..`.
+    fn pick(&mut self, from: usize) -> Result<()> {
         let (c, b, element, w) = (self.c, self.b, self.model.element, &self.model.weights);
-        let from = match self.shape.picks {
-            Picks::All => 0,
-            Picks::Last => self.rows - 1,
-        };
         let picked = self.rows - from;
         if from > 0 {
             self.write_back()?;
@@ -469,43 +500,27 @@ impl<'a> Body<'a> {
                 zero: 0,
             }
         )?;
-        for (first, lanes, count) in self.groups() {
-            let counts = lanes.part(lanes.layout.counts);
-            if self.shape.kind == Kind::Prompt {
-                self.e.launch::<sample::Mark>(&sample::MarkArgs {
-                    rows: self.range(first, count),
-                    counts,
-                    vocab: c.vocab_size as u32,
-                    zero: 0,
-                })?;
-            }
+        for (first, lanes, count) in self.groups().filter(|(first, _, count)| first + count > from) {
             let picked_first = first.max(from);
-            if picked_first < first + count {
-                let at = picked_first - from;
-                launch!(
-                    self.e,
-                    element,
-                    sample::Sample,
-                    &sample::Args {
-                        rows: self.range(picked_first, first + count - picked_first),
-                        sampling: b.table.sampling,
-                        logits: b.logits.byte_add(at * c.vocab_size * element.bytes()),
-                        outcomes: b.outcomes.at(at),
-                        heads: lanes.part(lanes.layout.head),
-                        counts,
-                        biases: lanes.part(lanes.layout.biases),
-                        vocab: c.vocab_size as u32,
-                        choices: self.model.choices as u32,
-                        kind: rows::kind_code(self.shape.kind),
-                        zero: 0,
-                    }
-                )?;
-            }
-            self.e.launch::<advance::Advance>(&advance::Args {
-                rows: self.range(first, count),
-                heads: lanes.part(lanes.layout.head),
-                axes: lanes.part(lanes.layout.axes),
-            })?;
+            let at = picked_first - from;
+            launch!(
+                self.e,
+                element,
+                sample::Sample,
+                &sample::Args {
+                    rows: self.range(picked_first, first + count - picked_first),
+                    sampling: b.table.sampling,
+                    logits: b.logits.byte_add(at * c.vocab_size * element.bytes()),
+                    outcomes: b.outcomes.at(at),
+                    heads: lanes.part(lanes.layout.head),
+                    counts: lanes.part(lanes.layout.counts),
+                    biases: lanes.part(lanes.layout.biases),
+                    vocab: c.vocab_size as u32,
+                    choices: self.model.choices as u32,
+                    kind: rows::kind_code(self.shape.kind),
+                    zero: 0,
+                }
+            )?;
         }
         Ok(())
     }

@@ -1,12 +1,17 @@
 //! Staging and executing rounds: the device side of one round, with nothing decided here.
 
-use graph::{Arena, Device, Emission, Exec, Pinned, Recording, Result, Staging, Stream};
+use graph::{
+    Arena, Bank, Buffers, Device, Emission, Event, Exec, How, Key, Pinned, Recording, Result, Staging, Stream,
+};
 use kernels::numerics::{Element, ElementType};
-use kernels::table::{BIASES, Bias, Header, Kind, Outcome, PageEdit, PromptRow, Row, Sampling};
+use kernels::table::{BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling};
 
 use crate::lanes::Lanes;
-use crate::model::{Model, RoundShape};
+use crate::model::{Group, Model, RoundShape};
 use crate::scratch::{RoundLimits, Scratch};
+
+/// Rounds whose outcomes may be under way.
+pub const DEPTH: usize = 2;
 
 /// What varies in a round: the rows of the staged table.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +40,15 @@ pub struct Runner {
     pub scratch: Scratch,
     staging: Staging,
     biases: Staging,
-    results: Pinned,
+    results: [(Pinned, Event); DEPTH],
+    turn: usize,
+}
+
+/// Outcomes on their way to the host: see [`Runner::read_back`].
+#[derive(Clone, Copy, Debug)]
+pub struct ReadBack {
+    buffer: usize,
+    count: usize,
 }
 
 impl Runner {
@@ -51,11 +64,12 @@ impl Runner {
             staging,
             biases: Staging::new(device, "bias list", BIASES * size_of::<Bias>())?,
             results,
+            turn: 0,
         })
     }
 
     /// Makes room for rounds within `limits` too. If there was none, buffers move: graphs captured before
-    /// are stale, as the changed [`Runner::digest`] says.
+    /// are stale, as their keys say: the epoch of the buffers is another one.
     pub fn reserve(&mut self, limits: RoundLimits) -> Result<()> {
         let now = self.scratch.limits;
         let most = RoundLimits {
@@ -125,14 +139,37 @@ impl Runner {
         self.stream.run(self.emission(shape)?, &self.keeps(shape))
     }
 
+    /// What a graph of a round of this shape depends on.
+    pub fn key(&self, shape: &RoundShape<'_>) -> Key {
+        let buffers = |group: &Group<'_>| Buffers { digest: group.lanes.digest(), rows: group.rows as u32 };
+        Key {
+            kind: match shape.kind {
+                Kind::Prompt => "prompt",
+                Kind::Decode => "decode",
+            },
+            rows: shape.groups.iter().map(|group| group.rows as u32).sum(),
+            buffers: shape.groups.iter().map(buffers).collect(),
+            layout: LAYOUT,
+            scratch: self.scratch.arena.epoch(),
+            weights: self.weights.epoch(),
+            communicator: 0,
+            split: 0,
+        }
+    }
+
+    /// Queues a round by whatever the bank knows of its key.
+    pub fn run(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<How> {
+        bank.run(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
+    }
+
+    /// Captures a round of this shape into the bank. Nothing of it runs.
+    pub fn prepare(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<()> {
+        bank.capture(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
+    }
+
     /// Captures a round of this shape. Nothing of it runs.
     pub fn capture(&self, shape: &RoundShape<'_>) -> Result<Exec> {
-        let rows: usize = shape.groups.iter().map(|group| group.rows).sum();
-        let kind = match shape.kind {
-            Kind::Prompt => "prompt",
-            Kind::Decode => "decode",
-        };
-        let recording = Recording::begin(&self.stream, format!("{kind} {rows} rows"))?;
+        let recording = Recording::begin(&self.stream, self.key(shape).to_string())?;
         self.stream.run(self.emission(shape)?, &[])?;
         recording.finish(self.keeps(shape))
     }
@@ -142,14 +179,31 @@ impl Runner {
         self.stream.replay(exec)
     }
 
+    /// Queues the copy of the last round's first `count` outcomes to the host. At most [`DEPTH`] may be under
+    /// way: the next one reuses the buffer of the one before the last.
+    pub fn read_back(&mut self, count: usize) -> Result<ReadBack> {
+        let (pinned, event) = &self.results[self.turn];
+        let mut emission = Emission::new();
+        emission.copy(pinned.base().cast(), self.scratch.buffers.outcomes, count);
+        self.stream.run(emission, std::slice::from_ref(&self.scratch.arena))?;
+        self.stream.record(event)?;
+        let read = ReadBack { buffer: self.turn, count };
+        self.turn = (self.turn + 1) % DEPTH;
+        Ok(read)
+    }
+
+    /// The outcomes that were read back, after waiting for them and for nothing later.
+    pub fn take(&self, read: ReadBack) -> Result<Vec<Outcome>> {
+        let (pinned, event) = &self.results[read.buffer];
+        event.synchronize()?;
+        let bytes = read.count * size_of::<Outcome>();
+        Ok(pinned.read(|results| bytemuck::allocation::pod_collect_to_vec(&results[..bytes])))
+    }
+
     /// The outcomes of the last round's first `count` picked rows, after running everything queued.
     pub fn outcomes(&mut self, count: usize) -> Result<Vec<Outcome>> {
-        let mut emission = Emission::new();
-        emission.copy(self.results.base().cast(), self.scratch.buffers.outcomes, count);
-        self.stream.run(emission, std::slice::from_ref(&self.scratch.arena))?;
-        self.stream.synchronize()?;
-        let bytes = count * size_of::<Outcome>();
-        Ok(self.results.read(|results| bytemuck::allocation::pod_collect_to_vec(&results[..bytes])))
+        let read = self.read_back(count)?;
+        self.take(read)
     }
 
     /// The logits of the last round's first `count` picked rows, after running everything queued.
@@ -171,12 +225,6 @@ impl Runner {
         [self.weights.clone(), self.scratch.arena.clone()].into_iter().chain(lanes).collect()
     }
 
-    /// Digest of what every round bakes beside its lanes: buffers and weights.
-    pub fn digest(&self) -> graph::Digest {
-        let mut digest = graph::Digester::new();
-        digest.digest(self.weights.digest()).digest(self.scratch.arena.digest()).finish()
-    }
-
     /// Zeroes a slot and forgets its pages, for a new lane.
     pub fn clear_slot(&self, lanes: &Lanes, slot: usize) -> Result<()> {
         let mut emission = Emission::new();
@@ -189,14 +237,16 @@ impl Runner {
 struct Buffering {
     scratch: Scratch,
     staging: Staging,
-    results: Pinned,
+    results: [(Pinned, Event); DEPTH],
 }
 
 impl Buffering {
     fn new(device: &Device, model: &Model, limits: RoundLimits) -> Result<Buffering> {
         let scratch = Scratch::new(device, &model.config, model.element, limits)?;
         let staging = Staging::new(device, "staged table", scratch.buffers.table_layout.bytes)?;
-        let results = device.pinned("outcomes", limits.picked_rows * size_of::<Outcome>())?;
+        let bytes = limits.picked_rows * size_of::<Outcome>();
+        let result = || device.pinned("outcomes", bytes).map(|pinned| (pinned, device.event()));
+        let results = [result()?, result()?];
         Ok(Buffering { scratch, staging, results })
     }
 }

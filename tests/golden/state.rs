@@ -80,8 +80,8 @@ fn paged(fixture: &Fixture, lane: &Lane, page_offset: usize, part: usize, row: u
     let mut all: Vec<f32> = pages
         .flat_map(|page| {
             let base = *page as usize * fixture.lanes.layout.page_bytes + page_offset;
-            let at = fixture.lanes.pool.base().byte_add(base).cast::<f32>().at(part * PAGE * row);
-            fixture.lanes.pool.read(at, PAGE * row).expect("a page")
+            let at = fixture.lanes.pool.arena.base().byte_add(base).cast::<f32>().at(part * PAGE * row);
+            fixture.lanes.pool.arena.read(at, PAGE * row).expect("a page")
         })
         .collect();
     all.truncate(lane.length * row);

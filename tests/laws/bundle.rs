@@ -30,8 +30,8 @@ fn wreck(fixture: &Fixture, lane: &Lane) {
         fixture.lanes.slab.arena().write(at, &vec![0xffu8; span.bytes]).expect("written");
     }
     for page in lane.pages.iter().take(LENGTH.div_ceil(PAGE)) {
-        let at = fixture.lanes.pool.base().byte_add(*page as usize * layout.page_bytes);
-        fixture.lanes.pool.write(at, &vec![0xffu8; layout.page_bytes]).expect("written");
+        let at = fixture.lanes.pool.arena.base().byte_add(*page as usize * layout.page_bytes);
+        fixture.lanes.pool.arena.write(at, &vec![0xffu8; layout.page_bytes]).expect("written");
     }
 }
 
@@ -113,8 +113,8 @@ fn no_part_of_the_bundle_can_be_left_out() {
     fixture.bundle(&lane).restore(&snapshot, &stream).expect("restored");
     stream.synchronize().expect("ran");
     let page = lane.pages[0] as usize * layout.page_bytes;
-    let at = fixture.lanes.pool.base().byte_add(page);
-    fixture.lanes.pool.write(at, &vec![0u8; layout.page_bytes]).expect("written");
+    let at = fixture.lanes.pool.arena.base().byte_add(page);
+    fixture.lanes.pool.arena.write(at, &vec![0u8; layout.page_bytes]).expect("written");
     assert_ne!(go_on(&mut fixture, &mut lane).0, expected.0, "losing a page changed nothing");
 }
 

@@ -65,7 +65,8 @@ fn one_emission_serves_every_round_of_a_shape() {
     }
     assert_ne!(fixture.decode_emission(1).digest(), before);
     let lanes = &fixture.lanes;
-    let other = Lanes::new(&fixture.runner.device, 0, lanes.layout.clone(), 3, lanes.pages).expect("memory");
+    let other =
+        Lanes::new(&fixture.runner.device, 0, lanes.layout.clone(), 3, lanes.pool.clone()).expect("memory");
     assert_ne!(other.digest(), lanes.digest(), "another slab has another buffer digest");
     fixture.lanes = other;
     assert_ne!(fixture.decode_emission(2).digest(), before, "and another emission");

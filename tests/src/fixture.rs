@@ -9,7 +9,7 @@ use kernels::numerics::ElementType;
 use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
 use runtime::bundle::Bundle;
 use runtime::checkpoint::Checkpoint;
-use runtime::lanes::{LaneLayout, Lanes};
+use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Model, Picks, RoundShape};
 use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
@@ -62,7 +62,8 @@ impl Fixture {
             .load(&checkpoint, &device, &mut |_, _| {})
             .expect("weights load");
         let pages = size.slots * layout.pages_per_lane;
-        let lanes = Lanes::new(&device, 0, layout, size.slots, pages).expect("lanes fit");
+        let pool = PagePool::new(&device, &layout, pages).expect("pages fit");
+        let lanes = Lanes::new(&device, 0, layout, size.slots, pool).expect("lanes fit");
         let choices = checkpoint.config.vocab_size;
         let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
         let edits = size.rows / PAGE + 2 * size.slots + 2;

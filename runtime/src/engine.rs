@@ -1,0 +1,510 @@
+//! The engine: plan, book, stage, run, read, settle, tell, on one thread that owns the device.
+//!
+//! ```text
+//! turn:   plan_round(&state) ── book ── stage ── run (replay | capture | eager)
+//!         then, for the round before:  read ── settle ── tell
+//! ```
+//! The next round is staged and queued before this one is read. What one round makes and the next needs is
+//! resident on the device, so nothing waits for the host.
+
+mod event;
+mod handle;
+mod options;
+mod stage;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use crossbeam_channel::Sender;
+use graph::{Bank, BankCounts, Digest, Digester, How};
+use kernels::table::{Bias, Kind, Outcome, Sampling};
+use planner::{
+    Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
+};
+
+pub use event::{Event, Finished, Reason, RoundCounts, Token};
+pub use handle::{EngineThread, Handle, Ticket};
+pub use options::{Class, EngineOptions, open};
+
+use crate::bundle::{Bundle, BundleDigest};
+use crate::error::Error;
+use crate::lanes::{LaneLayout, Lanes, PagePool};
+use crate::model::{Group, Picks, RoundShape};
+use crate::reply::ReplyText;
+use crate::request::Submission;
+use crate::runner::{ReadBack, Runner};
+use crate::tokenizer::Tokenizer;
+use stage::Stage;
+
+/// The engine. One thread drives it, through [`Engine::turn`] or [`Engine::spawn`].
+pub struct Engine {
+    options: EngineOptions,
+    state: State,
+    runner: Runner,
+    bank: Bank,
+    /// Layout and pages of each cache class.
+    classes: Vec<(Arc<LaneLayout>, PagePool)>,
+    /// The slabs, by number.
+    slabs: Vec<Lanes>,
+    stage: Stage,
+    tokenizer: Arc<Tokenizer>,
+    stop_ids: Vec<u32>,
+    live: HashMap<RequestId, Live>,
+    flying: VecDeque<Flying>,
+    counts: RoundCounts,
+    tokens: u64,
+    audits_failed: u64,
+}
+
+/// A request that waits or runs.
+struct Live {
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    biases: Vec<Bias>,
+    stop_ids: Vec<u32>,
+    reply: ReplyText,
+    /// Ids that were read and are not told yet.
+    ready: VecDeque<Token>,
+    completion_tokens: u32,
+    rounds: RoundCounts,
+    events: Sender<Event>,
+}
+
+/// A round that was run and not read.
+struct Flying {
+    round: Round,
+    how: Ran,
+    read: Option<ReadBack>,
+}
+
+/// How a round was executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// Its graph was replayed.
+    Replayed,
+    /// It was captured, and then replayed.
+    Captured,
+    /// Launch by launch, and why.
+    Eager(&'static str),
+}
+
+/// What a turn did.
+pub enum Turn {
+    /// There is nothing to do.
+    Idle,
+    /// A round was queued; none was read.
+    Queued,
+    /// A round was read and settled.
+    Settled(Box<Settled>),
+}
+
+/// A settled round.
+pub struct Settled {
+    /// The round.
+    pub round: Round,
+    /// How it was executed.
+    pub how: Ran,
+    /// What it picked, one per lane; empty for a piece of a prompt that is not the last.
+    pub outcomes: Vec<Outcome>,
+    /// With [`EngineOptions::trace`]: what it left in each lane.
+    pub traces: Vec<Trace>,
+}
+
+/// What a round left in one lane: for receipts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// The request.
+    pub request: RequestId,
+    /// Positions after the round.
+    pub length: u32,
+    /// Digest of the lane's logits; none for a piece of a prompt that is not the last.
+    pub logits: Option<Digest>,
+    /// Digest of the lane's state, part by part.
+    pub state: BundleDigest,
+}
+
+/// What an engine has done so far.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Rounds by how they were executed.
+    pub rounds: RoundCounts,
+    /// The bank's own counts.
+    pub bank: BankCounts,
+    /// Graphs in the bank, and their bytes.
+    pub graphs: usize,
+    /// See `graphs`.
+    pub graph_bytes: usize,
+    /// Ids made.
+    pub tokens: u64,
+    /// Lanes in use.
+    pub lanes: usize,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Free and all pages, over all classes.
+    pub pages_free: u32,
+    /// See `pages_free`.
+    pub pages_total: u32,
+    /// Rounds whose graph was compared with what it would be now, and differed.
+    pub audits_failed: u64,
+}
+
+impl Engine {
+    /// Takes a request into the queue. What becomes of it is told through `events`.
+    pub fn submit(&mut self, id: RequestId, submission: Submission, events: Sender<Event>) {
+        let vocab = self.runner.model.config.vocab_size;
+        let class = submission.class.0 as usize;
+        let context = self.options.classes.get(class).map(|class| class.context);
+        let checked = submission
+            .check(vocab)
+            .and_then(|()| context.ok_or_else(|| Error::Setting(format!("there is no cache class {class}"))));
+        let context = match checked {
+            Ok(context) => context,
+            Err(error) => {
+                tell(&events, Event::Refused(error.to_string()));
+                return;
+            }
+        };
+        let prompt = submission.prompt.len() as u32;
+        let max_tokens = submission.max_tokens.unwrap_or_else(|| context.saturating_sub(prompt).max(1));
+        if u64::from(prompt) + u64::from(max_tokens) > u64::from(context) {
+            let why = format!(
+                "a prompt of {prompt} ids and {max_tokens} new ones do not fit the context of {context}; \
+                 shorten one or raise --context"
+            );
+            tell(&events, Event::Refused(why));
+            return;
+        }
+        let own = if submission.ignore_eos { &[][..] } else { &self.stop_ids };
+        let live = Live {
+            sampling: submission.sampling.to_row(),
+            biases: submission.sampling.biases(),
+            stop_ids: own.iter().copied().chain(submission.stop_ids).collect(),
+            reply: ReplyText::new(self.tokenizer.detokenizer(true), submission.stop),
+            prompt: submission.prompt,
+            ready: VecDeque::new(),
+            completion_tokens: 0,
+            rounds: RoundCounts::default(),
+            events,
+        };
+        self.live.insert(id, live);
+        let mut request = planner::Request::text(id, prompt, max_tokens);
+        request.class = submission.class;
+        let effects = self.state.arrive(request);
+        self.tell(effects);
+    }
+
+    /// Calls a request off; nothing happens if it is over.
+    pub fn cancel(&mut self, id: RequestId) {
+        let effects = self.state.cancel(id);
+        self.tell(effects);
+    }
+
+    /// Queues the next round, if there is one, and reads the one before it.
+    ///
+    /// # Errors
+    /// The device failed. Nothing more can be done with it.
+    pub fn turn(&mut self) -> Result<Turn, Error> {
+        if let Some(round) = plan_round(&self.state) {
+            self.state.book(&round);
+            self.stage.round(&round, &self.state, &self.live, &self.slabs, &mut self.runner)?;
+            let flying = self.run(round)?;
+            self.flying.push_back(flying);
+            if self.flying.len() < self.options.depth {
+                return Ok(Turn::Queued);
+            }
+        }
+        let Some(flying) = self.flying.pop_front() else { return Ok(Turn::Idle) };
+        let outcomes = flying.read.map_or(Ok(Vec::new()), |read| self.runner.take(read))?;
+        let traces = if self.options.trace { self.trace(&flying.round)? } else { Vec::new() };
+        let outcome = self.judge(&flying, &outcomes);
+        let effects = settle(&mut self.state, &flying.round, &outcome);
+        self.tell(effects);
+        self.grow()?;
+        let Flying { round, how, .. } = flying;
+        Ok(Turn::Settled(Box::new(Settled { round, how, outcomes, traces })))
+    }
+
+    /// Whether no request waits or runs.
+    pub fn is_idle(&self) -> bool {
+        self.state.is_idle() && self.flying.is_empty()
+    }
+
+    /// What the planner knows, for logs and tests.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The graphs.
+    pub fn bank(&self) -> &Bank {
+        &self.bank
+    }
+
+    /// The slabs, by number.
+    pub fn slabs(&self) -> &[Lanes] {
+        &self.slabs
+    }
+
+    /// Staging and execution, for tests.
+    pub fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> Stats {
+        let pools =
+            (0..self.classes.len()).filter_map(|class| self.state.pool(planner::ClassId(class as u8)));
+        let (free, total) = pools.fold((0, 0), |sum, pool| (sum.0 + pool.free, sum.1 + pool.total));
+        Stats {
+            rounds: self.counts.clone(),
+            bank: self.bank.counts(),
+            graphs: self.bank.len(),
+            graph_bytes: self.bank.bytes(),
+            tokens: self.tokens,
+            lanes: self.state.lanes().count(),
+            waiting: self.state.waiting().len(),
+            pages_free: free,
+            pages_total: total,
+            audits_failed: self.audits_failed,
+        }
+    }
+
+    /// Tells every request that the device failed.
+    pub(crate) fn fail_all(&mut self, error: &Error) {
+        for (_, live) in self.live.drain() {
+            tell(&live.events, Event::Failed(error.to_string()));
+        }
+    }
+
+    /// Executes a booked and staged round.
+    fn run(&mut self, round: Round) -> Result<Flying, Error> {
+        let groups = groups(&round, &self.slabs);
+        let shape = shape(&round, &groups);
+        let how = match round.verdict {
+            Verdict::Graph => match self.runner.run(&mut self.bank, &shape)? {
+                How::Replayed => Ran::Replayed,
+                How::Captured => Ran::Captured,
+                How::FirstSight => Ran::Eager("first sight"),
+                How::CaptureFailed => Ran::Eager("capture failed"),
+            },
+            Verdict::Eager(reason) => {
+                if reason == planner::EagerReason::Audit {
+                    let emitted = self.runner.emission(&shape)?.digest();
+                    self.audits_failed += u64::from(!self.bank.audit(&self.runner.key(&shape), emitted));
+                }
+                self.runner.run_eager(&shape)?;
+                Ran::Eager(reason_text(reason))
+            }
+        };
+        let read = match round.samples() {
+            true => Some(self.runner.read_back(round.lanes.len())?),
+            false => None,
+        };
+        count(&mut self.counts, how);
+        Ok(Flying { round, how, read })
+    }
+
+    /// What a round's outcomes mean for its lanes: accepted ids, and lanes that end with them.
+    fn judge(&mut self, flying: &Flying, outcomes: &[Outcome]) -> planner::Outcome {
+        let mut judged = planner::Outcome::default();
+        for (at, rows) in flying.round.lanes.iter().enumerate() {
+            let mut lane = LaneOutcome::default();
+            let request = self.state.lane(rows.slot).map(|lane| lane.request().id);
+            if let Some(live) = request.and_then(|id| self.live.get_mut(&id)) {
+                count(&mut live.rounds, flying.how);
+                if let Some(outcome) = outcomes.get(at) {
+                    lane = live.judge(outcome);
+                }
+            } else if let Some(outcome) = outcomes.get(at) {
+                // The request is over; its row was already under way, and its outcome is dropped.
+                lane.accepted.push(outcome.id);
+            }
+            judged.lanes.push(lane);
+        }
+        judged
+    }
+
+    /// Makes effects known: events to requests, and the end of their records.
+    fn tell(&mut self, effects: Effects) {
+        let mut gone = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Token { request, .. } => {
+                    let Some(live) = self.live.get_mut(&request) else { continue };
+                    let Some(token) = live.ready.pop_front() else { continue };
+                    self.tokens += 1;
+                    live.completion_tokens += 1;
+                    if live.events.send(Event::Token(token)).is_err() {
+                        gone.push(request);
+                    }
+                }
+                Effect::Finished { request, reason } => {
+                    let Some(live) = self.live.remove(&request) else { continue };
+                    let finished = Finished {
+                        reason: match reason {
+                            planner::Reason::Stop => Reason::Stop,
+                            planner::Reason::Length => Reason::Length,
+                            planner::Reason::Cancelled => Reason::Cancelled,
+                        },
+                        text: live.reply.finish(),
+                        prompt_tokens: live.prompt.len() as u32,
+                        completion_tokens: live.completion_tokens,
+                        rounds: live.rounds,
+                    };
+                    tell(&live.events, Event::Finished(finished));
+                }
+                Effect::Refused { request, why } => self.end(request, Event::Refused(why.to_string())),
+                Effect::Full { request, waiting } => self.end(request, Event::Full { waiting }),
+                Effect::Failed { request, round, position, .. } => {
+                    let why = format!(
+                        "the logits at position {position} were not finite in round {round}; \
+                         the weights or the device are damaged"
+                    );
+                    self.end(request, Event::Failed(why));
+                }
+                Effect::Admitted { .. } | Effect::Freed { .. } => {}
+            }
+        }
+        // Nobody listens any more: that is a cancel.
+        for request in gone {
+            self.cancel(request);
+        }
+    }
+
+    fn end(&mut self, request: RequestId, event: Event) {
+        if let Some(live) = self.live.remove(&request) {
+            tell(&live.events, event);
+        }
+    }
+
+    /// Adds a slab when requests wait for a slot and more lanes are allowed.
+    fn grow(&mut self) -> Result<(), Error> {
+        let Some(Wait::Slots { class, slots: have }) = self.state.wait() else { return Ok(()) };
+        let most = u32::from(self.options.classes[class.0 as usize].lanes);
+        if have >= most {
+            return Ok(());
+        }
+        let slots = self.options.slab_lanes.min((most - have) as u16);
+        let (layout, pool) = self.classes[class.0 as usize].clone();
+        let number = self.slabs.len() as u32;
+        match Lanes::new(&self.runner.device, number, layout, slots.into(), pool) {
+            Ok(lanes) => {
+                self.slabs.push(lanes);
+                self.state.grow(planner::Slab { class, slots }).map_err(|why| Error::Setting(why.to_string()))
+            }
+            // The lanes there are go on; what waits keeps waiting.
+            Err(graph::Error::OutOfMemory { .. }) => {
+                self.options.classes[class.0 as usize].lanes = have as u16;
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What the round left in each of its lanes. Only without overlap: nothing later may have run.
+    fn trace(&self, round: &Round) -> Result<Vec<Trace>, Error> {
+        let vocab = self.runner.model.config.vocab_size;
+        let logits = match round.samples() {
+            true => self.runner.logits(round.lanes.len())?,
+            false => Vec::new(),
+        };
+        let trace = |(at, rows): (usize, &planner::LaneRows)| {
+            let lane = self.state.lane(rows.slot)?;
+            let pages: Vec<u32> = lane.pages().iter().map(|page| page.0).collect();
+            let lanes = &self.slabs[rows.slot.slab as usize];
+            let (slot, length) = (rows.slot.index as usize, rows.after as usize);
+            let bundle = Bundle { lanes, slot, pages: &pages, length };
+            let logits = logits.get(at * vocab..(at + 1) * vocab);
+            let logits = logits.map(|logits| Digester::of(bytemuck::cast_slice(logits)));
+            Some(bundle.digest(&self.runner.stream).map(|state| Trace {
+                request: lane.request().id,
+                length: rows.after,
+                logits,
+                state,
+            }))
+        };
+        Ok(round.lanes.iter().enumerate().filter_map(trace).collect::<graph::Result<_>>()?)
+    }
+}
+
+impl Live {
+    /// What an outcome means for this request.
+    fn judge(&mut self, outcome: &Outcome) -> LaneOutcome {
+        let mut lane = LaneOutcome::default();
+        if outcome.status != 0 {
+            lane.ended = Some(Ended::Failed);
+            return lane;
+        }
+        let piece = self.reply.push(outcome.id);
+        if piece.stopped || self.stop_ids.contains(&outcome.id) {
+            lane.ended = Some(Ended::Stop);
+        }
+        let tops = outcome.tops as usize;
+        let top = outcome.top_ids.iter().copied().zip(outcome.top_logprobs).take(tops).collect();
+        self.ready.push_back(Token { id: outcome.id, text: piece.text, logprob: outcome.logprob, top });
+        lane.accepted.push(outcome.id);
+        lane
+    }
+}
+
+/// The round's rows by slab.
+fn groups<'a>(round: &Round, slabs: &'a [Lanes]) -> Vec<Group<'a>> {
+    let group =
+        |group: &planner::Group| Group { lanes: &slabs[group.slab as usize], rows: group.rows as usize };
+    round.groups.iter().map(group).collect()
+}
+
+/// All that the round's launches depend on.
+fn shape<'a>(round: &Round, groups: &'a [Group<'a>]) -> RoundShape<'a> {
+    let (kind, picks) = match round.kind {
+        planner::Kind::Prompt { last: true, .. } => (Kind::Prompt, Picks::Last),
+        planner::Kind::Prompt { last: false, .. } => (Kind::Prompt, Picks::None),
+        planner::Kind::Decode => (Kind::Decode, Picks::All),
+    };
+    RoundShape { kind, groups, picks }
+}
+
+fn count(counts: &mut RoundCounts, how: Ran) {
+    match how {
+        Ran::Replayed => counts.replayed += 1,
+        Ran::Captured => counts.captured += 1,
+        Ran::Eager(reason) => *counts.eager.entry(reason).or_default() += 1,
+    }
+}
+
+fn reason_text(reason: planner::EagerReason) -> &'static str {
+    match reason {
+        planner::EagerReason::PromptPass => "prompt pass",
+        planner::EagerReason::ImageBearing => "image-bearing",
+        planner::EagerReason::Pocketed => "pocketed",
+        planner::EagerReason::GraphsOff => "graphs off",
+        planner::EagerReason::Audit => "audit",
+    }
+}
+
+/// Sends an event to a request whose caller may have gone; then there is nobody to tell.
+fn tell(events: &Sender<Event>, event: Event) {
+    let _ = events.send(event);
+}
+
+/// Captures the rounds of 1, 2, ... lanes of the first slab, and runs one round of each kind, before any
+/// request is taken.
+fn warm(engine: &mut Engine) -> Result<(), Error> {
+    let (slabs, runner) = (&engine.slabs, &mut engine.runner);
+    let lanes = &slabs[0];
+    for kind in [Kind::Prompt, Kind::Decode] {
+        engine.stage.warm(kind, runner)?;
+        runner.run_eager(&RoundShape { kind, groups: &[Group { lanes, rows: 1 }], picks: Picks::All })?;
+    }
+    runner.outcomes(1)?;
+    runner.clear_slot(lanes, 0)?;
+    if engine.options.graphs {
+        let most = lanes.slab.slots().min(planner::GRAPH_ROWS as usize);
+        for rows in (1..=most).rev() {
+            let groups = [Group { lanes, rows }];
+            let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
+            runner.prepare(&mut engine.bank, &shape)?;
+        }
+    }
+    runner.stream.synchronize()?;
+    Ok(())
+}

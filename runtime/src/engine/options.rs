@@ -1,0 +1,213 @@
+//! The settings of an engine, and its opening.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use graph::{Bank, Device, host::HostOptions};
+use kernels::numerics::ElementType;
+use planner::{ClassId, Limits, Slab, State};
+
+use super::{Engine, RoundCounts, warm};
+use crate::chat::ChatTemplate;
+use crate::error::Error;
+use crate::lanes::{LaneLayout, Lanes, PagePool};
+use crate::memory::MemoryPlan;
+use crate::open::{OpenModel, Opened, Progress};
+use crate::runner::{DEPTH, Runner};
+use crate::scratch::RoundLimits;
+use crate::tokenizer::Tokenizer;
+
+/// Positions of the longest context, unless asked otherwise or the model has fewer.
+const DEFAULT_CONTEXT: u32 = 32_768;
+/// Lanes of a slab, unless asked otherwise.
+const SLAB_LANES: u16 = 16;
+/// Memory for pages on the host device, unless asked otherwise.
+const PAGE_BYTES: usize = 256 << 20;
+
+/// The settings of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Element type of activations, weights and caches.
+    pub element: ElementType,
+    /// Whether decode rounds are captured and replayed.
+    pub graphs: bool,
+    /// The cache classes; requests name one by its number.
+    pub classes: Vec<Class>,
+    /// Lanes of a slab: what is made at start, and each time that more are needed.
+    pub slab_lanes: u16,
+    /// Rows of the longest prompt piece, a multiple of 64.
+    pub piece_rows: u32,
+    /// Decode rounds between two prompt pieces while a lane could decode.
+    pub decode_share: u32,
+    /// Requests that may wait.
+    pub queue: u32,
+    /// Every how many graph rounds one runs eager to be compared; 0 is never.
+    pub audit: u32,
+    /// Bytes of graphs that are kept.
+    pub graph_bytes: usize,
+    /// Rounds under way before one is read: 2 overlaps staging with execution, 1 does not.
+    pub depth: usize,
+    /// Whether every settled round says what it left in each lane. Needs a depth of 1.
+    pub trace: bool,
+    /// Whether fresh device memory is poisoned; zeros otherwise.
+    pub poison: bool,
+}
+
+/// A cache class: lanes with room for so many positions, and the pages they share.
+#[derive(Clone, Debug)]
+pub struct Class {
+    /// Positions of a lane; 0: as many as the model was made for, at most 32,768.
+    pub context: u32,
+    /// Most lanes.
+    pub lanes: u16,
+    /// Pages of 64 positions, shared by its lanes; 0: what fits 256 MiB, and the longest context at least.
+    pub pages: u32,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            element: ElementType::Bf16,
+            graphs: true,
+            classes: vec![Class::default()],
+            slab_lanes: SLAB_LANES,
+            piece_rows: 512,
+            decode_share: 4,
+            queue: 1024,
+            audit: 0,
+            graph_bytes: 256 << 20,
+            depth: DEPTH,
+            trace: false,
+            poison: false,
+        }
+    }
+}
+
+impl Default for Class {
+    fn default() -> Self {
+        Class { context: 0, lanes: SLAB_LANES, pages: 0 }
+    }
+}
+
+impl EngineOptions {
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |why: String| Err(Error::Setting(why));
+        if self.classes.is_empty() || self.classes.iter().any(|class| class.lanes == 0) {
+            return wrong("there are no lanes; ask for at least 1 with --lanes".into());
+        }
+        if self.slab_lanes == 0 {
+            return wrong("a slab of 0 lanes holds nothing; ask for at least 1".into());
+        }
+        if self.depth == 0 || self.depth > DEPTH {
+            return wrong(format!("a depth of {} rounds is not between 1 and {DEPTH}", self.depth));
+        }
+        if self.trace && self.depth != 1 {
+            return wrong(
+                "tracing looks at what a round left: nothing later may run, so the depth must be 1".into(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// An engine with what turns text into ids and back.
+pub struct OpenEngine {
+    /// The engine.
+    pub engine: Engine,
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The chat template.
+    pub chat: ChatTemplate,
+}
+
+/// Opens a model: checks the whole folder, tells the memory plan, reads the weights, captures the ladder.
+///
+/// # Errors
+/// The folder cannot be loaded, or a setting cannot be honoured; each names what is wrong.
+pub fn open(
+    dir: &Path,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<OpenEngine, Error> {
+    options.check()?;
+    let mut options = options.clone();
+    let device = Device::host(HostOptions { poison: options.poison, ..HostOptions::default() });
+    progress(Progress::Device(device.describe()));
+    let opened = Opened::new(dir, options.element)?;
+    opened.unused().into_iter().for_each(&mut *progress);
+
+    let mut layouts = Vec::new();
+    for class in &mut options.classes {
+        let asked = Some(class.context).filter(|context| *context > 0);
+        class.context = opened.context(asked, DEFAULT_CONTEXT)?;
+        let layout = LaneLayout::new(&opened.checkpoint.config, options.element, class.context as usize);
+        let per_lane = layout.pages_per_lane as u32;
+        if class.pages == 0 {
+            let fitting = (PAGE_BYTES / layout.page_bytes.max(1)) as u32;
+            class.pages = fitting.clamp(per_lane, per_lane.saturating_mul(class.lanes.into()));
+        }
+        layouts.push(Arc::new(layout));
+    }
+    let first_lanes = |class: &Class| class.lanes.min(options.slab_lanes);
+    let rows = options.piece_rows as usize;
+    let picked = (planner::GRAPH_ROWS as usize).min(rows);
+    // A piece touches its own pages; a decode round at most one per row.
+    let limits = RoundLimits { rows: rows.max(picked), picked_rows: picked, edits: rows / 64 + picked };
+    let sizes = options.classes.iter().zip(&layouts);
+    let sizes: Vec<(&LaneLayout, usize, usize)> =
+        sizes.map(|(class, layout)| (&**layout, first_lanes(class).into(), class.pages as usize)).collect();
+    progress(Progress::Plan(MemoryPlan::new(
+        &opened.checkpoint.config,
+        options.element,
+        &opened.weights,
+        &sizes,
+        limits,
+    )));
+
+    let state = State::new(
+        Limits {
+            context: options.classes.iter().map(|class| class.context).max().unwrap_or(0),
+            piece_rows: options.piece_rows,
+            round_rows: planner::GRAPH_ROWS,
+            decode_share: options.decode_share,
+            queue: options.queue,
+            audit: options.audit,
+            graphs: options.graphs,
+            pages: options.classes.iter().map(|class| class.pages).collect(),
+        },
+        &options
+            .classes
+            .iter()
+            .enumerate()
+            .map(|(number, class)| Slab { class: ClassId(number as u8), slots: first_lanes(class) })
+            .collect::<Vec<_>>(),
+    )?;
+
+    let OpenModel { model, weights, tokenizer, chat, stop_ids } = opened.load(&device, progress)?;
+    let (mut classes, mut slabs) = (Vec::new(), Vec::new());
+    for (number, (class, layout)) in options.classes.iter().zip(layouts).enumerate() {
+        let pool = PagePool::new(&device, &layout, class.pages as usize)?;
+        let slots = first_lanes(class).into();
+        slabs.push(Lanes::new(&device, number as u32, layout.clone(), slots, pool.clone())?);
+        classes.push((layout, pool));
+    }
+    let tokenizer = Arc::new(tokenizer);
+    let mut engine = Engine {
+        state,
+        runner: Runner::new(&device, model, weights, limits)?,
+        bank: Bank::new(options.graph_bytes),
+        classes,
+        slabs,
+        stage: Default::default(),
+        tokenizer: tokenizer.clone(),
+        stop_ids,
+        live: Default::default(),
+        flying: Default::default(),
+        counts: RoundCounts::default(),
+        tokens: 0,
+        audits_failed: 0,
+        options,
+    };
+    warm(&mut engine)?;
+    Ok(OpenEngine { engine, tokenizer, chat })
+}

@@ -1,0 +1,138 @@
+//! Opening a model folder: everything that is known before weights are read, then the weights.
+
+use std::fmt;
+use std::path::Path;
+
+use graph::{Arena, Device};
+use kernels::numerics::ElementType;
+
+use crate::chat::ChatTemplate;
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::layout::Part;
+use crate::error::Error;
+use crate::memory::{MemoryPlan, Size};
+use crate::model::Model;
+use crate::tokenizer::Tokenizer;
+use crate::weights::WeightPlan;
+
+/// What happens while a model is opened.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// The device that was chosen.
+    Device(String),
+    /// What memory will be taken, before any weight is read.
+    Plan(MemoryPlan),
+    /// Tensors that the checkpoint holds and this model does not read.
+    Unused {
+        /// How many.
+        tensors: usize,
+        /// Their size.
+        bytes: u64,
+        /// What they belong to.
+        what: &'static str,
+    },
+    /// Weights read so far.
+    Loading {
+        /// Bytes read.
+        done: u64,
+        /// Bytes to read.
+        total: u64,
+    },
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Progress::Device(device) => write!(f, "device {device}"),
+            Progress::Plan(plan) => f.write_str(plan.to_string().trim_end()),
+            Progress::Unused { tensors, bytes, what } => {
+                write!(f, "not used: {tensors} tensors of the {what}, {}", Size(*bytes as usize))
+            }
+            Progress::Loading { done, total } => {
+                write!(f, "read {} of {}", Size(*done as usize), Size(*total as usize))
+            }
+        }
+    }
+}
+
+/// A model folder whose every file was checked; no weight has been read.
+pub struct Opened {
+    /// The settings and tensors.
+    pub checkpoint: Checkpoint,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template.
+    pub chat: ChatTemplate,
+    /// The element type it will run with.
+    pub element: ElementType,
+    /// How the weights will lie in memory.
+    pub weights: WeightPlan,
+}
+
+impl Opened {
+    /// Checks a model folder.
+    pub fn new(dir: &Path, element: ElementType) -> Result<Opened, Error> {
+        let checkpoint = Checkpoint::open(dir)?;
+        let weights = WeightPlan::new(&checkpoint, element);
+        Ok(Opened {
+            tokenizer: Tokenizer::open(dir)?,
+            chat: ChatTemplate::open(dir)?,
+            checkpoint,
+            element,
+            weights,
+        })
+    }
+
+    /// The context to run with: what was asked for, or `most`, or what the model was made for.
+    ///
+    /// # Errors
+    /// More than the model was made for, or nothing.
+    pub fn context(&self, asked: Option<u32>, most: u32) -> Result<u32, Error> {
+        let longest = self.checkpoint.config.max_position_embeddings as u32;
+        let context = asked.unwrap_or(longest.min(most));
+        match context == 0 || context > longest {
+            false => Ok(context),
+            true => Err(Error::Setting(format!(
+                "--context {context} is not between 1 and the {longest} positions that the model was made for"
+            ))),
+        }
+    }
+
+    /// The parts of the checkpoint that the text model leaves alone.
+    pub fn unused(&self) -> Vec<Progress> {
+        const PARTS: [(Part, &str); 3] =
+            [(Part::Draft, "draft layer"), (Part::Vision, "vision tower"), (Part::Idle, "mixers (idle)")];
+        let all = [Part::Text, Part::Table, Part::Constants, Part::Draft, Part::Vision, Part::Idle];
+        let rest = PARTS.map(|(part, what)| {
+            let others: Vec<Part> = all.into_iter().filter(|other| *other != part).collect();
+            let unused = self.checkpoint.unused(&others);
+            Progress::Unused { tensors: unused.tensors.len(), bytes: unused.bytes, what }
+        });
+        rest.into_iter().filter(|unused| !matches!(unused, Progress::Unused { tensors: 0, .. })).collect()
+    }
+
+    /// Reads the weights to `device`.
+    pub fn load(self, device: &Device, progress: &mut dyn FnMut(Progress)) -> Result<OpenModel, Error> {
+        let Opened { checkpoint, tokenizer, chat, element, weights } = self;
+        let loaded = weights.load(&checkpoint, device, &mut |done, total| {
+            progress(Progress::Loading { done, total });
+        })?;
+        let choices = checkpoint.config.vocab_size.min(tokenizer.last_text_id() as usize + 1);
+        let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
+        Ok(OpenModel { model, weights: loaded.arena, tokenizer, chat, stop_ids: checkpoint.generation.stop })
+    }
+}
+
+/// A model in memory, with what turns text into ids and back.
+pub struct OpenModel {
+    /// The model.
+    pub model: Model,
+    /// The memory of its weights.
+    pub weights: Arena,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template.
+    pub chat: ChatTemplate,
+    /// The ids that end a reply.
+    pub stop_ids: Vec<u32>,
+}

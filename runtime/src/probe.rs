@@ -1,0 +1,151 @@
+//! One sequence through the model, with the logits after every id: for comparing models, not for serving.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use graph::{Device, host::HostOptions};
+use kernels::numerics::ElementType;
+use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
+
+use crate::bundle::Bundle;
+use crate::error::Error;
+use crate::lanes::{LaneLayout, Lanes, PagePool};
+use crate::model::{Group, Picks, RoundShape};
+use crate::open::{Opened, Progress};
+use crate::runner::{Runner, StagedTable};
+use crate::scratch::RoundLimits;
+
+/// Rows of a prompt piece, unless asked otherwise; a multiple of 64.
+const PIECE_ROWS: usize = 512;
+
+/// Which logits to compute.
+#[derive(Clone, Debug, Default)]
+pub struct LogitsRequest {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Rows of each prompt piece; they sum to the number of prompt ids. Off the 64 grid, results agree with
+    /// one pass within tolerance only.
+    pub pieces: Option<Vec<usize>>,
+    /// From this position on, ids go one by one through the decode route.
+    pub decode_from: Option<usize>,
+}
+
+/// The logits after every id.
+#[derive(Clone, Debug)]
+pub struct Logits {
+    /// Number of positions.
+    pub positions: usize,
+    /// Logits per position.
+    pub vocab: usize,
+    /// `[positions, vocab]`.
+    pub data: Vec<f32>,
+}
+
+/// Opens a model folder and computes the logits of a request.
+///
+/// # Errors
+/// The folder cannot be loaded; ids past the vocabulary or the context; pieces that do not fit the ids.
+pub fn logits(
+    dir: &Path,
+    element: ElementType,
+    context: Option<u32>,
+    request: &LogitsRequest,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Logits, Error> {
+    let device = Device::host(HostOptions { poison: false, ..HostOptions::default() });
+    progress(Progress::Device(device.describe()));
+    let opened = Opened::new(dir, element)?;
+    let context = opened.context(context, u32::MAX)? as usize;
+    let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
+    opened.unused().into_iter().for_each(&mut *progress);
+    let layout = LaneLayout::new(&opened.checkpoint.config, element, request.ids.len());
+    let open = opened.load(&device, progress)?;
+
+    let largest = plan.pieces.iter().copied().max().unwrap_or(1);
+    let limits = RoundLimits { rows: largest, picked_rows: largest, edits: largest / PAGE + 2 };
+    let pool = PagePool::new(&device, &layout, layout.pages_per_lane)?;
+    let lanes = Lanes::new(&device, 0, Arc::new(layout), 1, pool)?;
+    let runner = Runner::new(&device, open.model, open.weights, limits)?;
+    let vocab = runner.model.config.vocab_size;
+    let mut probe = Probe { runner, lanes };
+    probe.runner.clear_slot(&probe.lanes, 0)?;
+    let mut data = Vec::with_capacity(request.ids.len() * vocab);
+    let mut start = 0;
+    for size in plan.pieces {
+        let piece = &request.ids[start..start + size];
+        probe.prompt(start, piece)?;
+        data.extend(probe.runner.logits(size)?);
+        start += size;
+    }
+    for (position, &id) in request.ids.iter().enumerate().skip(start) {
+        probe.decode(position, id)?;
+        data.extend(probe.runner.logits(1)?);
+    }
+    Ok(Logits { positions: request.ids.len(), vocab, data })
+}
+
+/// A checked request.
+struct Plan {
+    pieces: Vec<usize>,
+}
+
+impl Plan {
+    fn new(request: &LogitsRequest, vocab: usize, context: usize) -> Result<Plan, Error> {
+        let ids = &request.ids;
+        crate::request::check_ids(ids, vocab)?;
+        if ids.len() > context {
+            let why = format!(
+                "{} ids do not fit the context of {context}; give fewer or raise --context",
+                ids.len()
+            );
+            return Err(Error::Prompt(why));
+        }
+        let prompt = request.decode_from.unwrap_or(ids.len());
+        if prompt == 0 || prompt > ids.len() {
+            let why = format!("--decode-from {prompt} is not between 1 and the {} ids", ids.len());
+            return Err(Error::Setting(why));
+        }
+        let even = || (0..prompt).step_by(PIECE_ROWS).map(|start| PIECE_ROWS.min(prompt - start)).collect();
+        let pieces = request.pieces.clone().unwrap_or_else(even);
+        let sum = pieces.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
+        if sum != Some(prompt) || pieces.contains(&0) {
+            let why = format!("--pieces {pieces:?} must be positive and sum to the {prompt} prompt ids");
+            return Err(Error::Setting(why));
+        }
+        Ok(Plan { pieces })
+    }
+}
+
+struct Probe {
+    runner: Runner,
+    lanes: Lanes,
+}
+
+impl Probe {
+    /// Runs a piece of the prompt, whose first id has position `start`.
+    fn prompt(&mut self, start: usize, ids: &[u32]) -> Result<(), Error> {
+        let count = ids.len() as u32;
+        let rows: Vec<Row> = (0..count).map(|place| Row { slot: 0, place, first: 0, count }).collect();
+        let row = |(place, &id): (usize, &u32)| PromptRow { id, axes: [(start + place) as i32; 3] };
+        let prompt: Vec<PromptRow> = ids.iter().enumerate().map(row).collect();
+        self.round(Kind::Prompt, start, &rows, &prompt)
+    }
+
+    /// Runs `id` at `position` through the decode route.
+    fn decode(&mut self, position: usize, id: u32) -> Result<(), Error> {
+        let bundle = Bundle { lanes: &self.lanes, slot: 0, pages: &[], length: position };
+        bundle.set_last_id(id, &self.runner.stream)?;
+        self.round(Kind::Decode, position, &[Row { slot: 0, place: 0, first: 0, count: 1 }], &[])
+    }
+
+    fn round(&mut self, kind: Kind, start: usize, rows: &[Row], prompt: &[PromptRow]) -> Result<(), Error> {
+        // Page `i` of the one lane is page `i` of the pool.
+        let pages = start.div_ceil(PAGE) as u32..(start + rows.len()).div_ceil(PAGE) as u32;
+        let edits: Vec<PageEdit> =
+            pages.map(|page| PageEdit { slab: 0, slot: 0, index: page, page }).collect();
+        let sampling = vec![Sampling::default(); rows.len()];
+        self.runner.stage(StagedTable { rows, sampling: &sampling, prompt, edits: &edits })?;
+        let groups = [Group { lanes: &self.lanes, rows: rows.len() }];
+        Ok(self.runner.run_eager(&RoundShape { kind, groups: &groups, picks: Picks::All })?)
+    }
+}
