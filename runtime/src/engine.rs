@@ -24,7 +24,7 @@ use planner::{
 
 pub use event::{Event, Finished, Reason, RoundCounts, Token};
 pub use handle::{EngineThread, Handle, Ticket};
-pub use options::{Class, EngineOptions, open};
+pub use options::{Class, EngineOptions, OpenEngine, open};
 
 use crate::bundle::{Bundle, BundleDigest};
 use crate::error::Error;
@@ -491,6 +491,7 @@ fn tell(events: &Sender<Event>, event: Event) {
 fn warm(engine: &mut Engine) -> Result<(), Error> {
     let (slabs, runner) = (&engine.slabs, &mut engine.runner);
     let lanes = &slabs[0];
+    runner.clear_slot(lanes, 0)?;
     for kind in [Kind::Prompt, Kind::Decode] {
         engine.stage.warm(kind, runner)?;
         runner.run_eager(&RoundShape { kind, groups: &[Group { lanes, rows: 1 }], picks: Picks::All })?;

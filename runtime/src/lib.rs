@@ -1,7 +1,7 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`runner`], [`open`], [`engine`], [`probe`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bundle;
 pub mod chat;
@@ -16,6 +16,7 @@ pub mod memory;
 pub mod model;
 pub mod open;
 pub mod probe;
+pub mod receipts;
 pub mod reply;
 pub mod request;
 pub mod runner;

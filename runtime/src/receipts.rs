@@ -1,0 +1,179 @@
+//! Receipts: runs that prove an equality, with digests that a person can compare.
+//!
+//! A [`Schedule`] of requests is played on engines that differ in one thing; every logit, id and byte of lane
+//! state must be the same. A schedule that fails is shrunk and printed as a planner scene.
+
+mod schedule;
+
+use std::fmt;
+use std::path::Path;
+
+use graph::Digester;
+use kernels::numerics::ElementType;
+
+pub use schedule::{Life, Planned, Random, Schedule, Trail, play};
+
+use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open};
+use crate::error::Error;
+use crate::open::Progress;
+
+/// What to prove, and over how much.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckOptions {
+    /// Element type.
+    pub element: ElementType,
+    /// Random schedules per equality.
+    pub cases: u32,
+    /// Seed of the schedules.
+    pub seed: u64,
+}
+
+/// The result of one equality.
+#[derive(Clone, Debug)]
+pub struct Receipt {
+    /// The equality.
+    pub name: &'static str,
+    /// Whether it held.
+    pub passed: bool,
+    /// Schedules played.
+    pub cases: u32,
+    /// Ids made on either side.
+    pub ids: u64,
+    /// Digests of everything seen on either side.
+    pub digests: [graph::Digest; 2],
+    /// How the rounds of either side were executed.
+    pub rounds: [RoundCounts; 2],
+    /// The smallest failing schedule, and what differed.
+    pub failure: Option<String>,
+}
+
+impl fmt::Display for Receipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b] = self.digests;
+        let (sign, verdict) = if self.passed { ("=", "ok") } else { ("!", "FAILED") };
+        let Receipt { name, cases, ids, .. } = self;
+        writeln!(f, "{name:<18} {verdict}: {a:.12} {sign} {b:.12}, {cases} schedules, {ids} ids")?;
+        let [a, b] = &self.rounds;
+        write!(f, "{:<18} rounds: {a} | {b}", "")?;
+        match &self.failure {
+            None => Ok(()),
+            Some(failure) => write!(f, "\n{failure}"),
+        }
+    }
+}
+
+/// Proves graph = eager, crowded = alone and run = run for a model, over random schedules.
+///
+/// # Errors
+/// The model cannot be opened, or the device failed.
+pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> {
+    let mut pair = Pair::open(dir, options.element)?;
+    let names = [
+        ("graph = eager", Pair::graph_eager as Compare),
+        ("crowded = alone", Pair::crowd_alone),
+        ("run = run", Pair::run_run),
+    ];
+    names.into_iter().map(|(name, compare)| pair.receipt(name, options, compare)).collect()
+}
+
+/// Proves graph = eager once, over a handful of requests: what the demo shows.
+///
+/// # Errors
+/// As [`check`].
+pub fn graph_equals_eager(dir: &Path, element: ElementType) -> Result<Receipt, Error> {
+    let options = CheckOptions { element, cases: 2, seed: 7 };
+    Pair::open(dir, element)?.receipt("graph = eager", &options, Pair::graph_eager)
+}
+
+/// The engines that receipts compare: one replays graphs, one is eager.
+struct Pair {
+    graph: Engine,
+    eager: Engine,
+    vocab: u32,
+}
+
+type Compare = fn(&mut Pair, &Schedule) -> Result<[Trail; 2], Error>;
+
+impl Pair {
+    fn open(dir: &Path, element: ElementType) -> Result<Pair, Error> {
+        let engine = |graphs| -> Result<Engine, Error> {
+            Ok(open(dir, &receipt_options(element, graphs), &mut |_: Progress| {})?.engine)
+        };
+        let (graph, eager) = (engine(true)?, engine(false)?);
+        let vocab = graph.runner().model.config.vocab_size as u32;
+        Ok(Pair { graph, eager, vocab })
+    }
+
+    fn graph_eager(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
+        Ok([play(&mut self.graph, schedule)?, play(&mut self.eager, schedule)?])
+    }
+
+    fn run_run(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
+        Ok([play(&mut self.graph, schedule)?, play(&mut self.graph, schedule)?])
+    }
+
+    /// Each request among the others against the request alone. A request that is called off sees how far it
+    /// came by then, which the others decide, so only the common part of it is compared.
+    fn crowd_alone(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
+        let mut crowd = play(&mut self.graph, schedule)?;
+        let mut alone = Trail::default();
+        for (index, planned) in schedule.requests.iter().enumerate() {
+            let single = Planned { arrive: 0, cancel: None, ..planned.clone() };
+            let trail = play(&mut self.graph, &Schedule { requests: vec![single] })?;
+            alone.rounds.add(&trail.rounds);
+            let mut life = trail.lives.into_iter().next().unwrap_or_default();
+            if planned.cancel.is_some() {
+                crowd.lives[index].keep_common(&mut life);
+            }
+            alone.lives.push(life);
+        }
+        Ok([crowd, alone])
+    }
+
+    fn receipt(
+        &mut self,
+        name: &'static str,
+        options: &CheckOptions,
+        compare: Compare,
+    ) -> Result<Receipt, Error> {
+        let mut random = Random::new(options.seed);
+        let (mut digests, mut rounds, mut ids) =
+            ([Digester::new(), Digester::new()], [RoundCounts::default(), RoundCounts::default()], 0);
+        let mut failure = None;
+        let mut cases = 0;
+        while cases < options.cases && failure.is_none() {
+            let schedule = Schedule::random(&mut random, self.vocab, 6, 160, 12);
+            let trails = compare(self, &schedule)?;
+            cases += 1;
+            ids += trails[0].lives.iter().map(|life| life.ids.len() as u64).sum::<u64>();
+            for ((digest, rounds), trail) in digests.iter_mut().zip(&mut rounds).zip(&trails) {
+                digest.digest(trail.digest());
+                rounds.add(&trail.rounds);
+            }
+            if trails[0].lives != trails[1].lives {
+                let smallest = schedule.shrink(|smaller| {
+                    compare(self, smaller).is_ok_and(|trails| trails[0].lives != trails[1].lives)
+                });
+                let [a, b] = compare(self, &smallest)?;
+                failure = Some(format!("{}{smallest}", a.difference(&b)));
+            }
+        }
+        let digests = digests.map(|digest| digest.finish());
+        Ok(Receipt { name, passed: failure.is_none(), cases, ids, digests, rounds, failure })
+    }
+}
+
+/// Engine settings for receipts: no overlap, so that what a round left can be looked at.
+fn receipt_options(element: ElementType, graphs: bool) -> EngineOptions {
+    EngineOptions {
+        element,
+        graphs,
+        classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
+        slab_lanes: 8,
+        piece_rows: 128,
+        depth: 1,
+        trace: true,
+        poison: true,
+        ..EngineOptions::default()
+    }
+}
