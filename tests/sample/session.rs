@@ -1,0 +1,86 @@
+//! Sampling options through a whole generation of the tiny model.
+
+use std::path::Path;
+
+use kernels::numerics::ElementType;
+use runtime::sampling::SamplingOptions;
+use runtime::session::{GenerateOptions, Session, SessionOptions};
+
+const PROMPT: [u32; 5] = [40, 41, 42, 43, 44];
+
+fn open(graphs: bool) -> Session {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+    let options = SessionOptions { dtype: ElementType::Bf16, graphs, context: Some(1024) };
+    Session::open(&dir, &options, &mut |_| {}).expect("the tiny model opens")
+}
+
+fn ids(session: &mut Session, prompt: &[u32], sampling: &SamplingOptions) -> Vec<u32> {
+    let options = GenerateOptions { max_tokens: Some(24), ignore_eos: true, sampling: sampling.clone() };
+    session.generate(prompt, &options, &mut |_| {}).expect("the options are right").ids
+}
+
+fn hot(seed: u64) -> SamplingOptions {
+    SamplingOptions {
+        temperature: 1.0,
+        top_k: 50,
+        top_p: 0.95,
+        presence_penalty: 1.5,
+        repetition_penalty: 1.1,
+        logit_bias: vec![(11, 4.0), (12, -100.0)],
+        seed: Some(seed),
+        logprobs: 3,
+        ..SamplingOptions::default()
+    }
+}
+
+#[test]
+fn a_seed_decides_a_generation_with_graphs_or_without() {
+    let (mut graphs, mut eager) = (open(true), open(false));
+    let first = ids(&mut graphs, &PROMPT, &hot(1));
+    assert_eq!(ids(&mut eager, &PROMPT, &hot(1)), first);
+    assert_ne!(ids(&mut graphs, &PROMPT, &hot(2)), first);
+    // Options are not frozen in the captured round, and nothing of another request is left in the slot.
+    let greedy = ids(&mut graphs, &PROMPT, &SamplingOptions::default());
+    assert_eq!(ids(&mut eager, &PROMPT, &SamplingOptions::default()), greedy);
+    assert_eq!(ids(&mut graphs, &PROMPT, &hot(1)), first);
+}
+
+#[test]
+fn a_bias_bans_and_forces_ids() {
+    let mut session = open(true);
+    let greedy = ids(&mut session, &PROMPT, &SamplingOptions::default());
+    let ban = SamplingOptions { logit_bias: vec![(greedy[0], -100.0)], ..SamplingOptions::default() };
+    assert!(!ids(&mut session, &PROMPT, &ban).contains(&greedy[0]));
+    let force = SamplingOptions { logit_bias: vec![(77, 100.0)], ..SamplingOptions::default() };
+    assert_eq!(ids(&mut session, &PROMPT, &force), [77; 24]);
+    assert_eq!(ids(&mut session, &PROMPT, &SamplingOptions::default()), greedy);
+}
+
+/// Biased ids that a huge repetition penalty lets through once each, best first. The prompt comes in two
+/// pieces and holds the best of them; what the head would pick after the first piece is no id of the sequence
+/// and must not count.
+#[test]
+fn penalties_see_the_ids_of_the_sequence_and_no_others() {
+    let mut session = open(true);
+    let mut prompt: Vec<u32> = (0..700).map(|i| 100 + i % 300).collect();
+    prompt[3] = 29;
+    let sampling = SamplingOptions {
+        logit_bias: vec![(32, 55.0), (30, 85.0), (29, 100.0), (31, 70.0)],
+        repetition_penalty: 1e6,
+        ..SamplingOptions::default()
+    };
+    assert_eq!(ids(&mut session, &prompt, &sampling)[..3], [30, 31, 32]);
+    prompt[3] = 99;
+    assert_eq!(ids(&mut session, &prompt, &sampling)[..4], [29, 30, 31, 32]);
+}
+
+#[test]
+fn options_outside_their_limits_are_refused_before_anything_runs() {
+    let mut session = open(false);
+    let sampling = SamplingOptions { top_p: 0.0, ..SamplingOptions::default() };
+    let options = GenerateOptions { sampling, ..GenerateOptions::default() };
+    let mut told = 0;
+    let error = session.generate(&PROMPT, &options, &mut |_| told += 1).unwrap_err();
+    assert!(error.to_string().contains("top_p") && !error.is_device(), "{error}");
+    assert_eq!(told, 0);
+}
