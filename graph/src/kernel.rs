@@ -25,14 +25,44 @@ pub trait Kernel: 'static {
     /// The specification: computes the launch on the host.
     fn host(args: &Self::Args, memory: &Access<'_>) -> Result<(), Fault>;
 
+    /// The CUDA twin of this instance; none where the host alone runs it (f32 is the host's precision).
+    const TWIN: Option<Twin> = None;
+
     /// The definition that entries point to.
     const DEFINITION: &'static Definition = &Definition {
         name: Self::NAME,
         element: Self::ELEMENT,
         args_bytes: size_of::<Self::Args>(),
+        twin: Self::TWIN,
         host: |bytes, memory| Self::host(&bytemuck::pod_read_unaligned(bytes), memory),
         describe: |bytes, f| write!(f, "{:?}", bytemuck::pod_read_unaligned::<Self::Args>(bytes)),
     };
+}
+
+/// The CUDA twin of a kernel. It takes the argument block by value as its only parameter, and is launched
+/// with [`Kernel::grid`]. Block size and shared memory are constants of the twin: nothing of a launch varies
+/// that is not in its entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Twin {
+    /// The source file.
+    pub source: &'static Source,
+    /// The `extern "C"` name of the kernel.
+    pub symbol: &'static str,
+    /// Threads per block.
+    pub block: u32,
+    /// Bytes of dynamic shared memory per block.
+    pub shared_bytes: u32,
+}
+
+/// A CUDA source file. It includes no CUDA header, only files of its own crate.
+#[derive(Debug)]
+pub struct Source {
+    /// The file's name, as errors and the cache say it.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// The files it may include: name and text.
+    pub includes: &'static [(&'static str, &'static str)],
 }
 
 /// The launch shape: how many groups along each axis. Part of what a capture freezes.
@@ -73,6 +103,8 @@ pub struct Definition {
     pub element: &'static str,
     /// Size of the argument block.
     pub args_bytes: usize,
+    /// The CUDA twin.
+    pub twin: Option<Twin>,
     /// The host implementation over the block's bytes.
     pub host: fn(&[u8], &Access<'_>) -> Result<(), Fault>,
     /// Prints the block.

@@ -34,7 +34,7 @@ pub use digest::{Digest, Digester};
 pub use emission::{Emission, Entry};
 pub use error::{Error, Fault, Result};
 pub use exec::Exec;
-pub use kernel::{Definition, Grid, Kernel};
+pub use kernel::{Definition, Grid, Kernel, Source, Twin};
 pub use key::{Buffers, Key};
 pub use recording::Recording;
 pub use region::{Region, Span};

@@ -34,6 +34,8 @@ pub const LANES: usize = 16;
 pub trait Element: Pod + Send + Sync + Debug + PartialEq + crate::matrix::Tiled {
     /// "f32" or "bf16".
     const NAME: &'static str;
+    /// Whether kernels of this element have CUDA twins.
+    const CUDA: bool;
 
     /// The value in f32, exact.
     fn widen(self) -> f32;
@@ -49,6 +51,7 @@ pub trait Element: Pod + Send + Sync + Debug + PartialEq + crate::matrix::Tiled 
 
 impl Element for f32 {
     const NAME: &'static str = "f32";
+    const CUDA: bool = false;
 
     #[inline(always)]
     fn widen(self) -> f32 {
@@ -63,6 +66,7 @@ impl Element for f32 {
 
 impl Element for bf16 {
     const NAME: &'static str = "bf16";
+    const CUDA: bool = true;
 
     #[inline(always)]
     fn widen(self) -> f32 {
