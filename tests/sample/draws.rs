@@ -163,6 +163,10 @@ fn logarithms_and_waits_are_precise() {
         assert!((got - want).abs() <= 3e-7 * want, "wait for {uniform}: {got}, not {want}");
     }
     assert_eq!(ln(1.0), 0.0);
+    // The first id of this row whose bits round up to 1: its wait is long, not endless.
+    let draw = Draw::new(0, 0);
+    assert_eq!(draw.bits(76_218_990) >> 39, (1 << 25) - 1);
+    assert!(draw.uniform(76_218_990) < 1.0 && draw.wait(76_218_990) < 17.0);
 }
 
 #[test]
