@@ -1,20 +1,10 @@
 //! The n-gram hash: which rows of the n-gram table a token reads, given the tokens before it.
 
-/// The constants of one n-gram table and the rule that turns ids into its rows.
-///
-/// For a token `c0` with predecessors `c1, c2, ...` and multipliers `M`:
-///
-/// ```text
-/// x[o]        = c0*M[0] ^ c1*M[1] ^ ... ^ c[o-1]*M[o-1]            o = 2 ..= ngram_size
-/// row[o, h]   = x[o] mod primes[o, h] + offsets[o, h]              h = 0 .. heads_per_ngram
-/// ```
-///
-/// A predecessor that the sequence does not have, or that lies behind a boundary id, counts as the boundary id. The
-/// current token never hides its own predecessors, even when it is the boundary itself.
+/// The constants of one n-gram table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NgramHash {
     /// One odd multiplier for each place of the n-gram, the current token first; `multiplier * id` stays below 2^63.
-    pub multipliers: Vec<i64>,
+    pub multipliers: Vec<u64>,
     /// Rows that each head may address: bigram heads first, then trigram heads, and so on.
     pub primes: Vec<u64>,
     /// First row of each head: the running sum of `primes`.
@@ -83,6 +73,17 @@ impl NgramHash {
         self.primes.len()
     }
 
+    /// The constants as slices.
+    pub fn constants(&self) -> Constants<'_> {
+        Constants {
+            boundary: self.boundary,
+            heads_per_ngram: self.heads_per_ngram,
+            multipliers: &self.multipliers,
+            primes: &self.primes,
+            offsets: &self.offsets,
+        }
+    }
+
     /// Writes the table rows that `current` reads, one for each head.
     ///
     /// `previous` holds the tokens before it, oldest first; only the last `ngram_size - 1` matter, and a shorter slice
@@ -91,42 +92,82 @@ impl NgramHash {
     /// # Panics
     /// When `rows` is not [`heads`](Self::heads) long, or an id is outside the vocabulary.
     pub fn rows(&self, current: u32, previous: &[u32], rows: &mut [u64]) {
-        assert_eq!(rows.len(), self.heads(), "n-gram hash: one row for each head");
-        let mut mixed = self.term(0, current);
+        let missing = std::iter::repeat(&self.boundary);
+        let nearest: Vec<u32> =
+            previous.iter().rev().chain(missing).take(self.multipliers.len() - 1).copied().collect();
+        for id in nearest.iter().chain([&current]) {
+            assert!(
+                *id < self.vocab_size,
+                "n-gram hash: id {id} is outside the vocabulary of {}",
+                self.vocab_size
+            );
+        }
+        self.constants().rows(current, &nearest, rows);
+    }
+}
+
+/// The constants of one n-gram table, wherever they lie, and the rule that turns ids into its rows.
+///
+/// ```text
+/// c[0] = id;  c[s] = the id s before it, or the boundary if a boundary lies strictly between
+/// x[n] = c[0] * M[0] ^ ... ^ c[n - 1] * M[n - 1]         n = 2 ..= ngram_size; 64 bits, wrapping
+/// row  = x[n] mod prime + offset                         heads_per_ngram heads for every n
+/// ```
+///
+/// The reference computes in signed integers. With multipliers as [`NgramHash`] makes them no product reaches
+/// 2^63, so signed and unsigned are the same.
+#[derive(Debug, Clone, Copy)]
+pub struct Constants<'a> {
+    /// The id that n-grams do not reach across.
+    pub boundary: u32,
+    /// Heads for each n-gram length.
+    pub heads_per_ngram: usize,
+    /// M: one for each place of the longest n-gram.
+    pub multipliers: &'a [u64],
+    /// Rows of each head, positive: bigram heads first, then trigram heads, and so on.
+    pub primes: &'a [u64],
+    /// First row of each head.
+    pub offsets: &'a [u64],
+}
+
+impl Constants<'_> {
+    /// Writes the table rows that `id` reads, one for each head.
+    ///
+    /// `previous` holds the ids before it, nearest first, the boundary where there is none; what is farther away than
+    /// the longest n-gram reaches is not read.
+    ///
+    /// # Panics
+    /// When there are not as many rows as heads, or fewer previous ids than the longest n-gram needs.
+    pub fn rows(&self, id: u32, previous: &[u32], rows: &mut [u64]) {
+        assert_eq!(rows.len(), self.primes.len(), "n-gram hash: one row for each head");
+        let reach = self.multipliers.len() - 1;
+        assert!(previous.len() >= reach, "n-gram hash: {} previous ids, {reach} needed", previous.len());
+        let term = |id: u32, multiplier: u64| u64::from(id).wrapping_mul(multiplier);
+        let mut mixed = term(id, self.multipliers[0]);
         let mut cut = false;
-        for (place, rows) in (1..).zip(rows.chunks_exact_mut(self.heads_per_ngram)) {
-            let id = match previous.len().checked_sub(place) {
-                Some(at) if !cut => previous[at],
-                _ => self.boundary,
-            };
-            cut |= id == self.boundary;
-            mixed ^= self.term(place, id);
-            let first = (place - 1) * self.heads_per_ngram;
-            for (head, row) in (first..).zip(rows) {
-                *row = mixed % self.primes[head] + self.offsets[head];
+        let per_ngram = self.heads_per_ngram;
+        let heads = rows.chunks_mut(per_ngram).zip(self.primes.chunks(per_ngram));
+        let heads = heads.zip(self.offsets.chunks(per_ngram));
+        let places = previous.iter().zip(&self.multipliers[1..]);
+        for ((&previous, &multiplier), ((rows, primes), offsets)) in places.zip(heads) {
+            mixed ^= term(if cut { self.boundary } else { previous }, multiplier);
+            cut |= previous == self.boundary;
+            for ((row, prime), offset) in rows.iter_mut().zip(primes).zip(offsets) {
+                *row = mixed % prime + offset;
             }
         }
-    }
-
-    fn term(&self, place: usize, id: u32) -> u64 {
-        assert!(
-            id < self.vocab_size,
-            "n-gram hash: id {id} is outside the vocabulary of {}",
-            self.vocab_size
-        );
-        self.multipliers[place] as u64 * u64::from(id)
     }
 }
 
 /// Step and increment of splitmix64.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-fn multipliers(shape: &NgramShape, ordinal: u64) -> Vec<i64> {
+fn multipliers(shape: &NgramShape, ordinal: u64) -> Vec<u64> {
     // Half of the largest multiplier whose product with any id still fits in a signed 64-bit integer.
     let half = (i64::MAX as u64 / u64::from(shape.vocab_size) / 2).max(1);
     let base = shape.seed.wrapping_add(ordinal.wrapping_mul(10007));
     (1..=shape.ngram_size as u64)
-        .map(|place| 2 * (splitmix64(base.wrapping_add(GOLDEN.wrapping_mul(place))) % half) as i64 + 1)
+        .map(|place| 2 * (splitmix64(base.wrapping_add(GOLDEN.wrapping_mul(place))) % half) + 1)
         .collect()
 }
 

@@ -8,6 +8,7 @@ use graph::{Fault, Grid, Kernel, Ptr, host::Access};
 use rayon::prelude::*;
 
 use crate::conv::{History, ROWS_PER_THREAD, Taps, histories, places};
+use crate::hash::Constants;
 use crate::numerics::{Element, dot, sigmoid, silu};
 use crate::residual::rms_grouped;
 use crate::state::{Part, RowRange};
@@ -16,10 +17,10 @@ use crate::table::PREVIOUS;
 /// Looks up the table rows of every token's n-grams.
 ///
 /// ```text
-/// row[t, h] = hash_rows(id[t], previous[t])[h]
+/// row[t, h] = rows(id[t], previous[t])[h]
 /// e[t, h]   = table[row[t, h]]
 /// ```
-/// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`hash_rows`].
+/// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`Constants::rows`].
 ///
 /// Shapes     table: `[table_rows, width]` elements; e: `[rows, heads, width]` elements; multipliers:
 ///            `[ngram_size]`, primes and offsets: `[heads]`
@@ -145,41 +146,6 @@ pub struct ConvArgs {
     pub zero: u32,
 }
 
-/// The table rows of one token, head by head.
-///
-/// ```text
-/// c[0] = id;  c[s] = the id s before it, or the boundary if a boundary lies strictly between
-/// x[n] = c[0] * M[0] ^ ... ^ c[n - 1] * M[n - 1]          signed 64-bit, wrapping
-/// row  = x[n] mod prime + offset                         heads_per_ngram heads for every n from 2
-/// ```
-/// The constants are such that `x` is never negative. `previous` is nearest first and at least one shorter
-/// than an n-gram; the boundary stands where there is no id.
-pub fn hash_rows(
-    id: u32,
-    previous: &[u32],
-    boundary: u32,
-    multipliers: &[u64],
-    primes: &[u64],
-    offsets: &[u64],
-    heads_per_ngram: usize,
-    rows: &mut [u64],
-) {
-    let term = |id: u32, multiplier: u64| i64::from(id).wrapping_mul(multiplier as i64);
-    let mut x = term(id, multipliers[0]);
-    let mut cut = false;
-    let heads = rows.chunks_mut(heads_per_ngram).zip(primes.chunks(heads_per_ngram));
-    let heads = heads.zip(offsets.chunks(heads_per_ngram));
-    for ((&previous, &multiplier), ((rows, primes), offsets)) in
-        previous.iter().zip(&multipliers[1..]).zip(heads)
-    {
-        x ^= term(if cut { boundary } else { previous }, multiplier);
-        cut |= previous == boundary;
-        for ((row, prime), offset) in rows.iter_mut().zip(primes).zip(offsets) {
-            *row = x.rem_euclid(*prime as i64) as u64 + offset;
-        }
-    }
-}
-
 impl<E: Element> Kernel for NgramGather<E> {
     type Args = GatherArgs;
     const NAME: &'static str = "ngram_gather";
@@ -203,24 +169,25 @@ impl<E: Element> Kernel for NgramGather<E> {
     }
 
     fn host(args: &GatherArgs, memory: &Access<'_>) -> Result<(), Fault> {
-        let (width, per_ngram) = (args.width as usize, args.heads_per_ngram as usize);
-        let heads = (args.ngram_size as usize - 1) * per_ngram;
+        let width = args.width as usize;
+        let heads = (args.ngram_size as usize - 1) * args.heads_per_ngram as usize;
         let facts = args.rows.read(memory)?;
-        let multipliers = memory.read(args.multipliers, args.ngram_size as usize)?;
-        let primes = memory.read(args.primes, heads)?;
-        let offsets = memory.read(args.offsets, heads)?;
+        let hash = Constants {
+            boundary: args.boundary,
+            heads_per_ngram: args.heads_per_ngram as usize,
+            multipliers: memory.read(args.multipliers, args.ngram_size as usize)?,
+            primes: memory.read(args.primes, heads)?,
+            offsets: memory.read(args.offsets, heads)?,
+        };
         let table = memory.read::<E>(args.table.cast(), args.table_rows as usize * width)?;
         let e = args.e.cast::<E>().at(args.rows.start() * heads * width);
         let e = memory.write(e, facts.len() * heads * width)?;
-        if let Some(prime) =
-            primes.iter().find(|&&prime| i64::try_from(prime).map_or(true, |prime| prime == 0))
-        {
-            return Err(memory.domain(format!("a head has a vocabulary of {prime} rows")));
+        if hash.primes.contains(&0) {
+            return Err(memory.domain("a head has a vocabulary of 0 rows"));
         }
         let mut rows = vec![0; heads];
         for (fact, e) in facts.iter().zip(e.chunks_exact_mut(heads * width)) {
-            let (id, previous) = (fact.id, &fact.previous[..]);
-            hash_rows(id, previous, args.boundary, multipliers, primes, offsets, per_ngram, &mut rows);
+            hash.rows(fact.id, &fact.previous, &mut rows);
             for (&row, e) in rows.iter().zip(e.chunks_exact_mut(width)) {
                 if row >= args.table_rows {
                     return Err(memory.domain(format!("row {row} of a table of {} rows", args.table_rows)));

@@ -169,7 +169,7 @@ impl Checkpoint {
     fn check_hash(&self, ple: &Ple) -> Result<(), LoadError> {
         let signed = |values: &[u64]| values.iter().map(|&value| value as i64).collect();
         let constants: [(&Spec, Vec<i64>); 3] = [
-            (&ple.buffers.layer_multipliers, ple.hash.multipliers.clone()),
+            (&ple.buffers.layer_multipliers, signed(&ple.hash.multipliers)),
             (&ple.buffers.vocab_sizes, signed(&ple.hash.primes)),
             (&ple.buffers.offsets, signed(&ple.hash.offsets)),
         ];

@@ -1,7 +1,8 @@
 //! Which table rows a token reads.
 
 use half::bf16;
-use kernels::ngram::{GatherArgs, NgramGather, hash_rows};
+use kernels::hash::Constants;
+use kernels::ngram::{GatherArgs, NgramGather};
 use kernels::numerics::Element;
 use kernels::state::RowRange;
 use kernels::table::{Fact, PREVIOUS};
@@ -52,6 +53,15 @@ fn offsets(primes: &[u64]) -> Vec<u64> {
     primes.iter().scan(0, |sum, prime| Some(std::mem::replace(sum, *sum + prime))).collect()
 }
 
+fn constants<'a>(
+    heads_per_ngram: usize,
+    multipliers: &'a [u64],
+    primes: &'a [u64],
+    offsets: &'a [u64],
+) -> Constants<'a> {
+    Constants { boundary: BOUNDARY, heads_per_ngram, multipliers, primes, offsets }
+}
+
 /// The ids before position `t`, nearest first, the boundary where there is none.
 fn previous(ids: &[u32], t: usize) -> [u32; PREVIOUS] {
     std::array::from_fn(|s| t.checked_sub(s + 1).map_or(BOUNDARY, |at| ids[at]))
@@ -66,8 +76,8 @@ fn the_rows_of_the_reference() {
     for (t, line) in words.chunks(1 + PRIMES.len()).enumerate() {
         let want: Vec<u64> = line[1..].iter().map(|row| row.parse().expect("a row")).collect();
         let mut rows = [0; PRIMES.len()];
-        let previous = previous(&ids, t);
-        hash_rows(ids[t], &previous, BOUNDARY, &MULTIPLIERS, &PRIMES, &offsets, PER_NGRAM, &mut rows);
+        let hash = constants(PER_NGRAM, &MULTIPLIERS, &PRIMES, &offsets);
+        hash.rows(ids[t], &previous(&ids, t), &mut rows);
         assert_eq!(rows[..], want, "position {t}");
     }
 }
@@ -96,8 +106,8 @@ fn every_n_gram_size_by_its_definition() {
             let offsets = offsets(&primes);
             for (t, id) in ids.iter().enumerate() {
                 let mut rows = vec![0; primes.len()];
-                let previous = previous(&ids, t);
-                hash_rows(*id, &previous, BOUNDARY, &multipliers, &primes, &offsets, per_ngram, &mut rows);
+                let hash = constants(per_ngram, &multipliers, &primes, &offsets);
+                hash.rows(*id, &previous(&ids, t), &mut rows);
                 assert_eq!(rows, by_definition(&ids, t, &multipliers, &primes, per_ngram), "{size} at {t}");
             }
         }
