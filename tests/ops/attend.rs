@@ -6,9 +6,10 @@ use kernels::heads::Projection;
 use kernels::numerics::Element;
 use kernels::state::RowRange;
 use kernels::table::Fact;
+use tests::check::{Want, close, r16, same};
 
+use crate::formula::{dot, sigmoid, wide};
 use crate::layer::{Layer, Round, SMALL, Shape};
-use crate::naive::{self, dot, sigmoid, stored, wide};
 
 /// Asserts the outputs of the rows for which `which` holds.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>, which: impl Fn(usize) -> bool) {
@@ -32,11 +33,12 @@ fn check<E: Element>(layer: &Layer<E>, round: &Round<E>, which: impl Fn(usize) -
             let gate = &x[(2 * h + 1) * width..][..width];
             let mean =
                 |c: usize| weights.iter().zip(&cache).map(|(w, (_, v))| w * v[kv + c]).sum::<f64>() / sum;
-            let want: Vec<f64> = (0..width).map(|c| stored::<E>(mean(c)) * sigmoid(gate[c])).collect();
-            let got = &round.out[i][h * width..][..width];
             // A mean that cancels is off by a few f32 units of the values, which are as large as 1.
-            let size = 16.0 * f32::EPSILON as f64 / naive::BF16;
-            naive::check(&format!("out, slot {slot} position {position} head {h}"), got, &want, |_| size);
+            let scale = 1024.0 * f32::EPSILON as f64;
+            let want: Vec<Want> =
+                (0..width).map(|c| Want { value: r16::<E>(mean(c)) * sigmoid(gate[c]), scale }).collect();
+            let got = &round.out[i][h * width..][..width];
+            close(&format!("out, slot {slot} position {position} head {h}"), got, &want, 2);
         }
     }
 }
@@ -95,19 +97,19 @@ fn split<E: Element>(shape: Shape, count: usize, cuts: &[usize]) {
     for &to in cuts.iter().chain([&count]) {
         let got = pieces.round(&[(0, from..to)]);
         for (i, position) in (from..to).enumerate() {
-            let same = bits(&got.q[i]) == bits(&want.q[position])
-                && bits(&got.iq[i]) == bits(&want.iq[position])
-                && got.chosen[i] == want.chosen[position]
-                && bits(&got.out[i]) == bits(&want.out[position]);
-            assert!(same, "position {position} with cuts {cuts:?}");
+            same_row(&format!("position {position} with cuts {cuts:?}"), (&got, i), (&want, position));
         }
         from = to;
     }
     assert!(whole.state() == pieces.state(), "state with cuts {cuts:?}");
 }
 
-fn bits<E: Element>(x: &[E]) -> &[u8] {
-    bytemuck::cast_slice(x)
+/// Asserts that two rows of rounds came out the same.
+fn same_row<E: Element>(label: &str, (a, i): (&Round<E>, usize), (b, j): (&Round<E>, usize)) {
+    same(label, &a.q[i], &b.q[j]);
+    same(label, &a.iq[i], &b.iq[j]);
+    same(label, &a.chosen[i], &b.chosen[j]);
+    same(label, &a.out[i], &b.out[j]);
 }
 
 #[test]
@@ -146,11 +148,7 @@ fn crowd<E: Element>(slots: usize) {
     let together = crowded.round(&backwards);
     for (i, piece) in backwards.into_iter().enumerate() {
         let row = alone.round(&[piece]);
-        let same = bits(&row.q[0]) == bits(&together.q[i])
-            && bits(&row.iq[0]) == bits(&together.iq[i])
-            && row.chosen[0] == together.chosen[i]
-            && bits(&row.out[0]) == bits(&together.out[i]);
-        assert!(same, "row {i} of {slots}");
+        same_row(&format!("row {i} of {slots}"), (&row, 0), (&together, i));
     }
     assert!(crowded.state() == alone.state());
 }
@@ -172,25 +170,25 @@ fn choices_that_no_selection_makes_are_faults() {
         layer.round(&[(0, 0..8)]);
         let fact = Fact { position: 7, count: 1, ..Fact::default() };
         let x: Vec<f32> = layer.row(0, 7).to_vec();
-        let bench = &mut layer.bench;
+        let scene = &mut layer.scene;
         let width = SMALL.q_heads * SMALL.width;
         let args = attend::Args {
-            rows: RowRange { facts: bench.input(&[fact]), first: 0, count: 1 },
+            rows: RowRange { facts: scene.input("facts", &[fact]), first: 0, count: 1 },
             projection: Projection {
-                base: bench.input(&x).cast(),
+                base: scene.input("x", &x).cast(),
                 stride: x.len() as u32,
                 q_heads: SMALL.q_heads as u32,
                 index_heads: SMALL.index_heads as u32,
                 zero: 0,
             },
-            q: bench.input(&vec![1.0f32; width]).cast(),
-            chosen: bench.input(&chosen),
+            q: scene.input("q", &vec![1.0f32; width]).cast(),
+            chosen: scene.input("chosen", &chosen),
             pages: layer.pages,
-            out: bench.output::<f32>(width).cast(),
+            out: scene.output::<f32>("out", width).cast(),
             top: 4,
             zero: 0,
         };
-        let fault = bench.launch::<Attend<f32>>(&args).expect_err("an impossible choice");
-        assert!(fault.to_string().contains("not ascending ids below 2"), "{fault}");
+        let why = scene.domain_fault::<Attend<f32>>(&args);
+        assert!(why.contains("not ascending ids below 2"), "{why}");
     }
 }

@@ -7,6 +7,8 @@ use kernels::state::{Part, RowRange};
 use kernels::table::Fact;
 use tests::check::{Draw, Scene, Want, close, facts, poisoned, r16, same};
 
+use crate::formula::silu;
+
 const CHANNELS: usize = 37;
 const STRIDE: usize = 41;
 const SLOTS: usize = 4;
@@ -77,7 +79,7 @@ impl<E: Element> Layer<E> {
                 };
                 let size: f64 = (0..self.taps).map(|j| term(j).abs()).sum();
                 let c = r16::<E>((0..self.taps).map(term).sum());
-                let value = r16::<E>(c / (1.0 + (-c).exp()));
+                let value = r16::<E>(silu(c));
                 // silu has a slope of at most 1.1, and its store rounds by its own value.
                 y.push(Want { value, scale: (1.1 * c.abs()).max(size / 64.0) });
             }

@@ -4,9 +4,9 @@ use graph::Ptr;
 use half::bf16;
 use kernels::experts::{DownArgs, ExpertsDown, ExpertsUp, Sizes, UpArgs};
 use kernels::numerics::Element;
+use tests::check::{Draw, Scene, close, r16, same};
 
-use crate::bench::{Bench, Dice};
-use crate::naive::{self, dot, sigmoid, stored, wide};
+use crate::formula::{dot, silu, wide};
 
 /// A mixture with drawn weights and rows.
 struct Mixture<E> {
@@ -25,63 +25,63 @@ type Outputs<E> = (Vec<E>, Vec<E>, Vec<f32>);
 
 impl<E: Element> Mixture<E> {
     fn new(sizes: Sizes, seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
+        let mut draw = Draw::new(seed);
         let Sizes { rows, hidden, inner, shared_inner, experts, k } = sizes;
         let [rows, hidden, inner, shared_inner, experts, k] =
             [rows, hidden, inner, shared_inner, experts, k].map(|size| size as usize);
         let mut ids = Vec::new();
         for _ in 0..rows {
             let mut left: Vec<u32> = (0..experts as u32).collect();
-            ids.extend((0..k).map(|_| left.swap_remove(dice.below(left.len()))));
+            ids.extend((0..k).map(|_| left.swap_remove(draw.below(left.len()))));
         }
         let scale = 2.0 / (hidden as f32).sqrt();
         Mixture {
             sizes,
-            x: dice.elements(rows * hidden, 2.0),
+            x: draw.elements(rows * hidden, 2.0),
             ids,
-            weights: (0..rows * (k + 1)).map(|_| dice.unit().abs()).collect(),
-            gate_up: dice.elements(experts * 2 * inner * hidden, scale),
-            shared_gate_up: dice.elements(2 * shared_inner * hidden, scale),
-            down: dice.elements(experts * inner * hidden, scale),
-            shared_down: dice.elements(shared_inner * hidden, scale),
+            weights: (0..rows * (k + 1)).map(|_| draw.value(1.0).abs()).collect(),
+            gate_up: draw.elements(experts * 2 * inner * hidden, scale),
+            shared_gate_up: draw.elements(2 * shared_inner * hidden, scale),
+            down: draw.elements(experts * inner * hidden, scale),
+            shared_down: draw.elements(shared_inner * hidden, scale),
         }
     }
 
     /// Runs both kernels over rows `first..first + rows`.
     fn run(&self, first: usize, rows: usize) -> Outputs<E> {
-        let mut bench = Bench::new();
+        let mut scene = Scene::new();
         let sizes = Sizes { rows: rows as u32, ..self.sizes };
         let [hidden, inner, shared_inner, k] =
             [sizes.hidden, sizes.inner, sizes.shared_inner, sizes.k].map(|size| size as usize);
-        let ids = bench.input(&self.ids[first * k..][..rows * k]);
-        let a: Ptr<E> = bench.output(rows * k * inner);
-        let s: Ptr<E> = bench.output(rows * shared_inner);
+        let ids = scene.input("ids", &self.ids[first * k..][..rows * k]);
+        let a: Ptr<E> = scene.output("a", rows * k * inner);
+        let s: Ptr<E> = scene.output("s", rows * shared_inner);
         let up = UpArgs {
-            x: bench.input(&self.x[first * hidden..][..rows * hidden]).cast(),
+            x: scene.input("x", &self.x[first * hidden..][..rows * hidden]).cast(),
             ids,
-            gate_up: bench.input(&self.gate_up).cast(),
-            shared_gate_up: bench.input(&self.shared_gate_up).cast(),
+            gate_up: scene.input("gate_up", &self.gate_up).cast(),
+            shared_gate_up: scene.input("shared_gate_up", &self.shared_gate_up).cast(),
             a: a.cast(),
             s: s.cast(),
             sizes,
         };
-        bench.run::<ExpertsUp<E>>(&up);
-        let (got_a, got_s) = (bench.read(a, rows * k * inner), bench.read(s, rows * shared_inner));
-        let p = bench.output(2 * rows * hidden);
+        scene.run::<ExpertsUp<E>>(&up);
+        let (got_a, got_s) = (scene.read(a, rows * k * inner), scene.read(s, rows * shared_inner));
+        let p = scene.output("p", 2 * rows * hidden);
         let down = DownArgs {
             a: a.cast(),
             s: s.cast(),
             ids,
-            weights: bench.input(&self.weights[first * (k + 1)..][..rows * (k + 1)]),
-            down: bench.input(&self.down).cast(),
-            shared_down: bench.input(&self.shared_down).cast(),
+            weights: scene.input("weights", &self.weights[first * (k + 1)..][..rows * (k + 1)]),
+            down: scene.input("down", &self.down).cast(),
+            shared_down: scene.input("shared_down", &self.shared_down).cast(),
             p,
             sizes,
         };
-        bench.run::<ExpertsDown<E>>(&down);
-        let same = bench.read(a, rows * k * inner) == got_a && bench.read(s, rows * shared_inner) == got_s;
-        assert!(same, "experts_down changed its inputs");
-        (got_a, got_s, bench.read(p, 2 * rows * hidden))
+        scene.run::<ExpertsDown<E>>(&down);
+        same("a after experts_down", &scene.read(a, rows * k * inner), &got_a);
+        same("s after experts_down", &scene.read(s, rows * shared_inner), &got_s);
+        (got_a, got_s, scene.read(p, 2 * rows * hidden))
     }
 
     fn check(&self) {
@@ -92,8 +92,8 @@ impl<E: Element> Mixture<E> {
         let [gate_up, shared_gate_up, down, shared_down] =
             [&self.gate_up, &self.shared_gate_up, &self.down, &self.shared_down].map(|w| wide(w));
         let activated = |x: &[f64], w: &[f64], inner: usize| -> Vec<f64> {
-            let product = |o: usize| stored::<E>(dot(x, &w[o * hidden..][..hidden]));
-            let one = |i: usize| product(i) * sigmoid(product(i)) * product(inner + i);
+            let product = |o: usize| r16::<E>(dot(x, &w[o * hidden..][..hidden]));
+            let one = |i: usize| silu(product(i)) * product(inner + i);
             (0..inner).map(one).collect()
         };
         for r in 0..rows {
@@ -101,15 +101,10 @@ impl<E: Element> Mixture<E> {
             for j in 0..k {
                 let id = self.ids[r * k + j] as usize;
                 let want = activated(&x, &gate_up[id * 2 * inner * hidden..][..2 * inner * hidden], inner);
-                naive::check(
-                    &format!("a, row {r} place {j}"),
-                    &a[(r * k + j) * inner..][..inner],
-                    &want,
-                    |_| 0.0,
-                );
+                close(&format!("a, row {r} place {j}"), &a[(r * k + j) * inner..][..inner], &want, 2);
             }
             let want = activated(&x, &shared_gate_up, shared_inner);
-            naive::check(&format!("s, row {r}"), &s[r * shared_inner..][..shared_inner], &want, |_| 0.0);
+            close(&format!("s, row {r}"), &s[r * shared_inner..][..shared_inner], &want, 2);
 
             // The down projection is judged on the activations that it was given.
             let (s, weights) = (wide(&s[r * shared_inner..][..shared_inner]), &self.weights[r * (k + 1)..]);
@@ -127,7 +122,7 @@ impl<E: Element> Mixture<E> {
                 };
                 let want: Vec<f64> = (0..hidden).map(one).collect();
                 let got = &p[(cut * rows + r) * hidden..][..hidden];
-                naive::check(&format!("p, cut {cut} row {r}"), got, &want, |_| 0.0);
+                close(&format!("p, cut {cut} row {r}"), got, &want, 2);
             }
         }
     }
@@ -163,13 +158,11 @@ fn crowd<E: Element>() {
         let (a, s, p) = mixture.run(0, rows as usize);
         for row in (0..rows as usize).step_by(if rows > 64 { 13 } else { 3 }) {
             let (a_one, s_one, p_one) = mixture.run(row, 1);
-            let bits = |x: &[E]| bytemuck::cast_slice::<E, u8>(x).to_vec();
-            assert!(bits(&a_one) == bits(&a[row * 96..][..96]), "a, row {row} of {rows}");
-            assert!(bits(&s_one) == bits(&s[row * 40..][..40]), "s, row {row} of {rows}");
+            same(&format!("a, row {row} of {rows}"), &a_one, &a[row * 96..][..96]);
+            same(&format!("s, row {row} of {rows}"), &s_one, &s[row * 40..][..40]);
             for cut in 0..2 {
                 let among = &p[(cut * rows as usize + row) * 96..][..96];
-                let same = p_one[cut * 96..][..96].iter().zip(among).all(|(a, b)| a.to_bits() == b.to_bits());
-                assert!(same, "p, cut {cut} row {row} of {rows}");
+                same(&format!("p, cut {cut} row {row} of {rows}"), &p_one[cut * 96..][..96], among);
             }
         }
     }

@@ -1,41 +1,16 @@
-//! Float64 formulas as the model is written, and how near a kernel must come to them.
+//! Formulas in f64, as the model is written.
 
 use kernels::numerics::Element;
-
-/// f32 results: error allowed, relative to the largest value of a head or row.
-const F32: f64 = 2e-5;
-/// bf16 results: error allowed, relative to the value. Two units in the last place: the formulas round where
-/// the contract rounds, so only a value near the middle of two elements comes out one off, once per store.
-pub(crate) const BF16: f64 = 2.0 / 128.0;
+use tests::check::{Want, close, r16};
 
 pub(crate) fn wide<E: Element>(x: &[E]) -> Vec<f64> {
     x.iter().map(|x| x.widen() as f64).collect()
 }
 
-/// The value as the element type stores it; f32 is taken as exact.
-pub(crate) fn stored<E: Element>(x: f64) -> f64 {
-    if E::NAME == f32::NAME { x } else { E::round(x as f32) as f64 }
-}
-
-/// Asserts that `got` is `want`. `scale(i)` is the size of the numbers that made element `i`.
-#[track_caller]
-pub(crate) fn check<E: Element>(what: &str, got: &[E], want: &[f64], scale: impl Fn(usize) -> f64) {
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let largest = want.iter().fold(0.0, |m: f64, w| m.max(w.abs()));
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let got = got.widen() as f64;
-        let allowed = if E::NAME == f32::NAME { F32 * largest } else { BF16 * want.abs().max(scale(i)) };
-        assert!(
-            got.is_finite() && (got - want).abs() <= allowed,
-            "{what}: element {i} is {got}, not {want} within {allowed}"
-        );
-    }
-}
-
 /// Root-mean-square norm with a zero-centred gain, stored.
 pub(crate) fn rms<E: Element>(x: &[f64], gain: &[f64], eps: f64) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-    x.iter().zip(gain).map(|(x, gain)| stored::<E>(x / (mean + eps).sqrt() * (1.0 + gain))).collect()
+    x.iter().zip(gain).map(|(x, gain)| r16::<E>(x / (mean + eps).sqrt() * (1.0 + gain))).collect()
 }
 
 /// A rotary table: `THWTHW...` as far as the sections go, then `T`.
@@ -53,7 +28,7 @@ impl Rope {
         for i in 0..half {
             let axis = (1..3).find(|&axis| i % 3 == axis && i / 3 < self.sections[axis]).unwrap_or(0);
             let angle = (axes[axis] as f32 * self.frequencies[i]) as f64;
-            let (cos, sin) = (stored::<E>(angle.cos()), stored::<E>(angle.sin()));
+            let (cos, sin) = (r16::<E>(angle.cos()), r16::<E>(angle.sin()));
             turned[i] = head[i] * cos - head[i + half] * sin;
             turned[i + half] = head[i + half] * cos + head[i] * sin;
         }
@@ -62,13 +37,20 @@ impl Rope {
 
     /// Asserts that `got` is `head`, turned; an element is as large as the pair that made it.
     #[track_caller]
-    pub(crate) fn check<E: Element>(&self, what: &str, got: &[E], head: &[f64], axes: [i32; 3]) {
+    pub(crate) fn check<E: Element>(&self, label: &str, got: &[E], head: &[f64], axes: [i32; 3]) {
         let half = self.frequencies.len();
-        check(what, got, &self.turn::<E>(head, axes), |i| match i {
-            i if i < half => head[i].hypot(head[i + half]),
-            i if i < 2 * half => head[i].hypot(head[i - half]),
-            _ => 0.0,
-        });
+        let turned = self.turn::<E>(head, axes).into_iter().enumerate();
+        let wants: Vec<Want> = turned
+            .map(|(i, value)| {
+                let scale = match i {
+                    i if i < half => head[i].hypot(head[i + half]),
+                    i if i < 2 * half => head[i].hypot(head[i - half]),
+                    _ => value.abs(),
+                };
+                Want { value, scale }
+            })
+            .collect();
+        close(label, got, &wants, 2);
     }
 }
 
@@ -78,6 +60,10 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 pub(crate) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+pub(crate) fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
 }
 
 /// The `count` first ids by larger score, then lower id, ascending.

@@ -5,6 +5,8 @@ use kernels::gate::{Args, GatedNorm, SIGMOID, SILU};
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, Want, close, r16, same};
 
+use crate::formula::{sigmoid, silu};
+
 const HEADS: usize = 3;
 const Z_AT: usize = 5;
 const EPS: f32 = 1e-6;
@@ -53,8 +55,7 @@ impl Shape {
                 let mean = head.iter().map(|o| wide(o) * wide(o)).sum::<f64>() / self.width as f64;
                 for (j, o) in head.iter().enumerate() {
                     let z = wide(&x[t * self.stride() + Z_AT + h * self.width + j]);
-                    let sigmoid = 1.0 / (1.0 + (-z).exp());
-                    let act = if self.gate == SILU { z * sigmoid } else { sigmoid };
+                    let act = if self.gate == SILU { silu(z) } else { sigmoid(z) };
                     y.push(r16::<E>(wide(&gain[j]) * wide(o) / (mean + f64::from(EPS)).sqrt() * act).into());
                 }
             }

@@ -3,8 +3,8 @@
 use half::bf16;
 use kernels::numerics::Element;
 
+use crate::formula::{rms, wide};
 use crate::layer::{EPS, Layer, Round, SMALL};
-use crate::naive::{rms, wide};
 
 /// Asserts what `heads` left in buffers and pages.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {

@@ -4,10 +4,10 @@ use half::bf16;
 use kernels::index::scores;
 use kernels::numerics::Element;
 use kernels::table::PAGE;
+use tests::check::{Draw, close, r16};
 
-use crate::bench::Dice;
+use crate::formula::{best, dot, rms, wide};
 use crate::layer::{EPS, Layer, Round, SMALL, Shape};
-use crate::naive::{self, best, dot, rms, stored, wide};
 
 /// Asserts pooled keys, ring and choices after a round.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {
@@ -20,7 +20,7 @@ fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {
             let first = position + 1 - ratio;
             let mean: Vec<f64> = (0..index_width)
                 .map(|c| (first..=position).map(|p| raw(slot, p)[c].widen() as f64).sum::<f64>())
-                .map(|sum| stored::<E>(sum / ratio as f64))
+                .map(|sum| r16::<E>(sum / ratio as f64))
                 .collect();
             let normed = rms::<E>(&mean, &wide(&layer.gains[3]), EPS as f64);
             let what = format!("pooled, slot {slot} block {}", blocks - 1);
@@ -43,7 +43,7 @@ fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {
                 sum / (index_width as f64).sqrt()
             })
             .collect();
-        naive::check::<f32>("scores", &got, &want, |_| 0.0);
+        close("scores", &got, &want, 0);
         let mut want = best(&got, top.min(blocks));
         want.resize(top, u32::MAX);
         assert_eq!(round.chosen[i], want, "chosen, slot {slot} position {position}");
@@ -148,11 +148,11 @@ fn ties_go_to_the_lower_block() {
 /// Three better blocks, then the lowest of the many at 0.
 #[test]
 fn zero_scores_fill_up_from_the_lowest() {
-    let mut dice = Dice::new(7);
+    let mut draw = Draw::new(7);
     let (heads, width, blocks) = (2, 16, 40);
     let queries = vec![1.0f32; heads * width];
     for _ in 0..20 {
-        let better: Vec<usize> = (0..3).map(|_| dice.below(blocks)).collect();
+        let better: Vec<usize> = (0..3).map(|_| draw.below(blocks)).collect();
         let value = |block: usize| if better.contains(&block) { 1.0 } else { -1.0 };
         let keys: Vec<f32> = (0..blocks).flat_map(|block| vec![value(block); width]).collect();
         let pages: Vec<&[f32]> = keys.chunks(16 * width).collect();

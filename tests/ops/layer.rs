@@ -11,9 +11,9 @@ use kernels::numerics::Element;
 use kernels::rope::{Rotary, frequencies};
 use kernels::state::{Pages, Part, RowRange};
 use kernels::table::{Fact, PAGE};
+use tests::check::{Draw, Scene, poisoned};
 
-use crate::bench::{Bench, Dice};
-use crate::naive::Rope;
+use crate::formula::Rope;
 
 pub(crate) const EPS: f32 = 1e-6;
 
@@ -47,7 +47,7 @@ pub(crate) const SMALL: Shape = Shape {
 
 pub(crate) struct Layer<E> {
     pub(crate) shape: Shape,
-    pub(crate) bench: Bench,
+    pub(crate) scene: Scene,
     pub(crate) rope: Rope,
     pub(crate) gains: [Vec<E>; 4],
     /// Per slot, `[positions, stride]`.
@@ -79,10 +79,10 @@ const LEAD: usize = 3;
 
 impl<E: Element> Layer<E> {
     pub(crate) fn new(shape: Shape, seed: u64) -> Layer<E> {
-        let mut dice = Dice::new(seed);
-        let mut bench = Bench::new();
+        let mut draw = Draw::new(seed);
+        let mut scene = Scene::new();
         let stride = stride(shape);
-        let x = (0..shape.slots).map(|_| dice.elements(shape.positions * stride, 1.5)).collect();
+        let x = (0..shape.slots).map(|_| draw.elements(shape.positions * stride, 1.5)).collect();
         // A text, a picture whose rows share a time, a text again.
         let axes = |slot: usize| {
             let axis = move |p: usize| match p {
@@ -96,8 +96,8 @@ impl<E: Element> Layer<E> {
             sections: [shape.half - 2 * (shape.half / 3), shape.half / 3, shape.half / 3],
         };
         let gains: [Vec<E>; 4] = [shape.width, shape.width, shape.index_width, shape.index_width]
-            .map(|width| dice.elements(width, 0.5));
-        let gain_at = gains.each_ref().map(|gain| bench.input(gain).cast());
+            .map(|width| draw.elements(width, 0.5));
+        let gain_at = gains.each_ref().map(|gain| scene.input("gain", gain).cast());
 
         let capacity = shape.positions.div_ceil(PAGE);
         let page_count = shape.slots * capacity + 1;
@@ -115,30 +115,33 @@ impl<E: Element> Layer<E> {
         let layer_bytes = pages.layer_bytes(size_of::<E>());
         pages.stride = (layer_bytes + 64) as u64;
         let pool_bytes = pages.stride as usize * page_count;
-        let pool = bench.output::<u8>(pool_bytes);
+        let pool = scene.output::<u8>("pool", pool_bytes);
         pages.base = pool;
         // Pages are handed out backwards and alternate between slots; page 0 belongs to nobody.
         let page = |slot: usize, index: usize| (page_count - 1 - index * shape.slots - slot) as u32;
         let tables: Vec<u32> =
             (0..shape.slots).flat_map(|slot| (0..capacity).map(move |index| page(slot, index))).collect();
-        pages.tables = Part { base: bench.input(&tables).cast(), stride: 4 * capacity as u64 };
+        pages.tables = Part { base: scene.input("page tables", &tables).cast(), stride: 4 * capacity as u64 };
         let ring_bytes = PAGE * shape.index_width * size_of::<E>();
-        let ring = Part { base: bench.output::<u8>(shape.slots * ring_bytes), stride: ring_bytes as u64 };
+        let ring = Part {
+            base: scene.output::<u8>("index keys", shape.slots * ring_bytes),
+            stride: ring_bytes as u64,
+        };
         let axes_bytes = PAGE * size_of::<[i32; 3]>();
         let axes_part =
-            Part { base: bench.output::<u8>(shape.slots * axes_bytes), stride: axes_bytes as u64 };
+            Part { base: scene.output::<u8>("axes", shape.slots * axes_bytes), stride: axes_bytes as u64 };
         let rotary = Rotary {
-            frequencies: bench.input(&rope.frequencies),
+            frequencies: scene.input("frequencies", &rope.frequencies),
             half: shape.half as u32,
             height: rope.sections[1] as u32,
             width: rope.sections[2] as u32,
             zero: 0,
         };
         let axes = (0..shape.slots).map(axes).collect();
-        let permanent = bench.len();
+        let permanent = scene.buffers();
         Layer {
             shape,
-            bench,
+            scene,
             rope,
             gains,
             x,
@@ -187,9 +190,10 @@ impl<E: Element> Layer<E> {
             }
         }
         let count = covered.len();
-        let rows = RowRange { facts: self.bench.input(&facts), first: LEAD as u32, count: count as u32 };
+        let rows =
+            RowRange { facts: self.scene.input("facts", &facts), first: LEAD as u32, count: count as u32 };
         let projection = Projection {
-            base: self.bench.input(&x).cast(),
+            base: self.scene.input("x", &x).cast(),
             stride: stride as u32,
             q_heads: shape.q_heads as u32,
             index_heads: shape.index_heads as u32,
@@ -197,15 +201,15 @@ impl<E: Element> Layer<E> {
         };
         let q_width = shape.q_heads * shape.width;
         let iq_width = shape.index_heads * shape.index_width;
-        let q = self.bench.output::<E>((LEAD + count) * q_width);
-        let iq = self.bench.output::<E>((LEAD + count) * iq_width);
-        let chosen = self.bench.output::<u32>((LEAD + count) * shape.top);
-        let out = self.bench.output::<E>((LEAD + count) * q_width);
+        let q = self.scene.output::<E>("q", (LEAD + count) * q_width);
+        let iq = self.scene.output::<E>("iq", (LEAD + count) * iq_width);
+        let chosen = self.scene.output::<u32>("chosen", (LEAD + count) * shape.top);
+        let out = self.scene.output::<E>("out", (LEAD + count) * q_width);
         let (pages, rotary, ring, axes) = (self.pages, self.rotary, self.ring, self.axes_part);
         let [q_gain, k_gain, iq_gain, gain] = self.gain_at;
         let (eps, zero, top) = (EPS, 0, shape.top as u32);
-        let before = self.bench.read(self.pool, self.pool_bytes);
-        self.bench.run::<Heads<E>>(&heads::Args {
+        let before = self.scene.read(self.pool, self.pool_bytes);
+        self.scene.run::<Heads<E>>(&heads::Args {
             rows,
             projection,
             q_gain,
@@ -218,7 +222,7 @@ impl<E: Element> Layer<E> {
             eps,
             zero,
         });
-        self.bench.run::<IndexPool<E>>(&PoolArgs {
+        self.scene.run::<IndexPool<E>>(&PoolArgs {
             rows,
             projection,
             gain,
@@ -230,7 +234,7 @@ impl<E: Element> Layer<E> {
             zero,
         });
         let iq8 = iq.cast();
-        self.bench.run::<IndexSelect<E>>(&SelectArgs {
+        self.scene.run::<IndexSelect<E>>(&SelectArgs {
             rows,
             projection,
             iq: iq8,
@@ -242,7 +246,7 @@ impl<E: Element> Layer<E> {
         });
         let (q8, out8) = (q.cast(), out.cast());
         let args = attend::Args { rows, projection, q: q8, chosen, pages, out: out8, top, zero };
-        self.bench.run::<Attend<E>>(&args);
+        self.scene.run::<Attend<E>>(&args);
         self.check_pool(&before, pieces);
 
         let read_rows = |ptr: Ptr<E>, width: usize| self.rows_of(ptr, width, count);
@@ -257,23 +261,22 @@ impl<E: Element> Layer<E> {
         for (slot, positions) in pieces {
             for position in positions.clone() {
                 let at = self.axes_part.slot::<[i32; 3]>(*slot as u32).at(position % PAGE);
-                self.bench.write(at, &[self.axes[*slot][position]]);
+                self.scene.write(at, &[self.axes[*slot][position]]);
             }
         }
-        self.bench.truncate(self.permanent);
+        self.scene.truncate(self.permanent);
         round
     }
 
     fn rows_of<T: bytemuck::Pod>(&self, ptr: Ptr<T>, width: usize, count: usize) -> Vec<Vec<T>> {
-        let all = self.bench.read(ptr, (LEAD + count) * width);
-        let lead: &[u8] = bytemuck::cast_slice(&all[..LEAD * width]);
-        assert!(lead.iter().all(|&byte| byte == 0xff), "rows that are not covered were written");
+        let all = self.scene.read(ptr, (LEAD + count) * width);
+        poisoned("rows that are not covered", &all[..LEAD * width]);
         all[LEAD * width..].chunks_exact(width).map(<[T]>::to_vec).collect()
     }
 
     /// Keys, values and pooled keys changed only where the pieces say.
     fn check_pool(&self, before: &[u8], pieces: &[(usize, Range<usize>)]) {
-        let after = self.bench.read(self.pool, self.pool_bytes);
+        let after = self.scene.read(self.pool, self.pool_bytes);
         let mut may = vec![false; after.len()];
         let mut allow = |at: Ptr<E>, count: usize| {
             let from = (at.address() - self.pool.address()) as usize;
@@ -297,7 +300,7 @@ impl<E: Element> Layer<E> {
     }
 
     fn page(&self, slot: usize, position: usize) -> u32 {
-        self.bench.read(self.pages.tables.slot::<u32>(slot as u32).at(position / PAGE), 1)[0]
+        self.scene.read(self.pages.tables.slot::<u32>(slot as u32).at(position / PAGE), 1)[0]
     }
 
     fn key_at(&self, slot: usize, position: usize) -> Ptr<E> {
@@ -316,28 +319,28 @@ impl<E: Element> Layer<E> {
 
     /// The stored keys of a position.
     pub(crate) fn keys(&self, slot: usize, position: usize) -> Vec<E> {
-        self.bench.read(self.key_at(slot, position), self.kv_width())
+        self.scene.read(self.key_at(slot, position), self.kv_width())
     }
 
     /// The stored values of a position.
     pub(crate) fn values(&self, slot: usize, position: usize) -> Vec<E> {
-        self.bench.read(self.value_at(slot, position), self.kv_width())
+        self.scene.read(self.value_at(slot, position), self.kv_width())
     }
 
     /// The pooled key of a block.
     pub(crate) fn pooled(&self, slot: usize, block: usize) -> Vec<E> {
-        self.bench.read(self.pooled_at(slot, block), self.shape.index_width)
+        self.scene.read(self.pooled_at(slot, block), self.shape.index_width)
     }
 
     /// The raw index keys that a slot keeps.
     pub(crate) fn kept(&self, slot: usize) -> Vec<E> {
-        self.bench.read(self.ring.slot(slot as u32), PAGE * self.shape.index_width)
+        self.scene.read(self.ring.slot(slot as u32), PAGE * self.shape.index_width)
     }
 
     /// Every byte that outlives a round.
     pub(crate) fn state(&self) -> (Vec<u8>, Vec<u8>) {
         let ring_bytes = self.shape.slots * self.ring.stride as usize;
-        (self.bench.read(self.pool, self.pool_bytes), self.bench.read(self.ring.base, ring_bytes))
+        (self.scene.read(self.pool, self.pool_bytes), self.scene.read(self.ring.base, ring_bytes))
     }
 
     /// Elements of a row before the raw index key.

@@ -1,31 +1,31 @@
 //! `router`: the chosen experts and their weights.
 
 use kernels::router::{Args, Route};
+use tests::check::{Draw, Scene, close, same};
 
-use crate::bench::{Bench, Dice};
-use crate::naive;
+use crate::formula::sigmoid;
 
 fn route(logits: &[f32], experts: usize, k: usize, norm: bool) -> (Vec<u32>, Vec<f32>) {
     let rows = logits.len() / (experts + 1);
-    let mut bench = Bench::new();
+    let mut scene = Scene::new();
     let args = Args {
-        logits: bench.input(logits),
-        ids: bench.output(rows * k),
-        weights: bench.output(rows * (k + 1)),
+        logits: scene.input("logits", logits),
+        ids: scene.output("ids", rows * k),
+        weights: scene.output("weights", rows * (k + 1)),
         rows: rows as u32,
         experts: experts as u32,
         k: k as u32,
         norm: norm.into(),
     };
-    bench.run::<Route>(&args);
-    (bench.read(args.ids, rows * k), bench.read(args.weights, rows * (k + 1)))
+    scene.run::<Route>(&args);
+    (scene.read(args.ids, rows * k), scene.read(args.weights, rows * (k + 1)))
 }
 
 #[test]
 fn routes_match_the_formula() {
-    let mut dice = Dice::new(21);
+    let mut draw = Draw::new(21);
     for (experts, k, rows) in [(8, 2, 1), (8, 2, 65), (512, 10, 7), (3, 3, 4), (1, 1, 2)] {
-        let logits: Vec<f32> = (0..rows * (experts + 1)).map(|_| dice.unit() * 6.0).collect();
+        let logits: Vec<f32> = (0..rows * (experts + 1)).map(|_| draw.value(6.0)).collect();
         for norm in [true, false] {
             let (ids, weights) = route(&logits, experts, k, norm);
             for (row, l) in logits.chunks_exact(experts + 1).enumerate() {
@@ -38,9 +38,9 @@ fn routes_match_the_formula() {
                 let chosen: f64 = order[..k].iter().map(|&id| p(id)).sum();
                 let scale = if norm { chosen } else { 1.0 };
                 let mut want: Vec<f64> = order[..k].iter().map(|&id| p(id) / scale).collect();
-                naive::check("weights", &weights[row * (k + 1)..][..k], &want, |_| 0.0);
-                want = vec![naive::sigmoid(l[experts] as f64)];
-                naive::check("shared weight", &weights[row * (k + 1) + k..][..1], &want, |_| 0.0);
+                close("weights", &weights[row * (k + 1)..][..k], &want, 0);
+                want = vec![sigmoid(l[experts] as f64)];
+                close("shared weight", &weights[row * (k + 1) + k..][..1], &want, 0);
             }
         }
     }
@@ -73,16 +73,15 @@ fn numbers_that_are_none_lose_and_are_not_chosen_twice() {
 
 #[test]
 fn a_row_is_the_same_among_others() {
-    let mut dice = Dice::new(22);
+    let mut draw = Draw::new(22);
     for rows in [2, 3, 33, 64, 700] {
-        let mut logits: Vec<f32> = (0..rows * 65).map(|_| dice.unit() * 4.0).collect();
+        let mut logits: Vec<f32> = (0..rows * 65).map(|_| draw.value(4.0)).collect();
         logits[3] = f32::NAN;
         let (ids, weights) = route(&logits, 64, 4, true);
         for (row, l) in logits.chunks_exact(65).enumerate().step_by(7) {
             let (id, weight) = route(l, 64, 4, true);
             assert_eq!(id, ids[row * 4..][..4]);
-            let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&weight), bits(&weights[row * 5..][..5]));
+            same("weights", &weight, &weights[row * 5..][..5]);
         }
     }
 }

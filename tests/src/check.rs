@@ -8,9 +8,11 @@ use kernels::numerics::{Element, ElementType};
 use kernels::table::{Fact, PREVIOUS};
 
 /// f32 results may differ from the f64 formula by this much of the largest result.
-pub const F32_TOLERANCE: f64 = 2e-5;
-/// bf16 results may differ by this much of the value at each store: one unit in the last place.
-pub const BF16_TOLERANCE: f64 = 1.0 / 128.0;
+const F32_TOLERANCE: f64 = 2e-5;
+/// bf16 results may differ by this much of an element's size at each store: one unit in the last place.
+const BF16_TOLERANCE: f64 = 1.0 / 128.0;
+/// Where the f32 inside of a kernel may cancel, a bf16 result is taken to be at least this much of the largest.
+const CANCELLED: f64 = F32_TOLERANCE / BF16_TOLERANCE;
 
 /// Bytes of a guard band.
 const GUARD_BYTES: usize = 512;
@@ -86,7 +88,8 @@ impl Scene {
         }
     }
 
-    /// Launches `K`, which must find a value outside its domain, and returns what it says.
+    /// Launches `K`, which must find a value outside its domain, and returns what it says. The scene is of no
+    /// more use.
     pub fn domain_fault<K: Kernel>(&self, args: &K::Args) -> String {
         match self.launch::<K>(args) {
             Err(Error::Fault(graph::Fault { kind: FaultKind::Domain(why), .. })) => why,
@@ -104,10 +107,30 @@ impl Scene {
 
     /// `count` values at `from`.
     pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Vec<T> {
+        self.buffer(from).arena.read(from, count).expect("the buffer is this large")
+    }
+
+    /// Writes `values` at `to`, in memory that is no input.
+    pub fn write<T: Pod>(&self, to: Ptr<T>, values: &[T]) {
+        let buffer = self.buffer(to);
+        assert!(buffer.input.is_none(), "`{}` is an input", buffer.arena.label());
+        buffer.arena.write(to, values).expect("the buffer is this large");
+    }
+
+    /// How many buffers there are.
+    pub fn buffers(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Forgets all buffers but the first `count`.
+    pub fn truncate(&mut self, count: usize) {
+        self.buffers.truncate(count);
+    }
+
+    fn buffer<T>(&self, at: Ptr<T>) -> &Buffer {
         let holds =
-            |b: &&Buffer| (b.start.address()..b.start.address() + b.bytes as u64).contains(&from.address());
-        let buffer = self.buffers.iter().find(holds).expect("the address is in one of the buffers");
-        buffer.arena.read(from, count).expect("the buffer is this large")
+            |b: &&Buffer| (b.start.address()..b.start.address() + b.bytes as u64).contains(&at.address());
+        self.buffers.iter().find(holds).expect("the address is in one of the buffers")
     }
 }
 
@@ -183,13 +206,29 @@ impl From<f64> for Want {
     }
 }
 
+/// Results whose terms cancel inside a kernel, in f32: none is judged as if it were much smaller than the rest.
+pub fn cancelling(wants: impl IntoIterator<Item = f64>) -> Vec<Want> {
+    let mut wants: Vec<Want> = wants.into_iter().map(Want::from).collect();
+    let least = CANCELLED * largest(&wants);
+    wants.iter_mut().for_each(|want| want.scale = want.scale.max(least));
+    wants
+}
+
+fn largest(wants: &[Want]) -> f64 {
+    wants.iter().fold(0.0, |largest, want| largest.max(want.value.abs()))
+}
+
 /// Asserts that results are what the formula says, after `stores` roundings on the way.
-pub fn close<E: Element>(label: &str, got: &[E], want: &[Want], stores: u32) {
-    assert_eq!(got.len(), want.len(), "{label}: number of results");
-    let largest = want.iter().map(|want| want.scale).fold(0.0, f64::max);
-    let store = if E::NAME == ElementType::F32.name() { 0.0 } else { BF16_TOLERANCE * f64::from(stores) };
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let allowed = F32_TOLERANCE * largest + store * want.scale;
+#[track_caller]
+pub fn close<E: Element>(label: &str, got: &[E], wants: &[impl Into<Want> + Copy], stores: u32) {
+    assert_eq!(got.len(), wants.len(), "{label}: number of results");
+    let wants: Vec<Want> = wants.iter().map(|&want| want.into()).collect();
+    let largest = largest(&wants);
+    for (i, (got, want)) in got.iter().zip(wants).enumerate() {
+        let allowed = match E::NAME == ElementType::F32.name() {
+            true => F32_TOLERANCE * largest,
+            false => BF16_TOLERANCE * f64::from(stores) * want.scale.max(want.value.abs()),
+        };
         let got = f64::from(got.widen());
         assert!(
             (got - want.value).abs() <= allowed,
@@ -199,6 +238,7 @@ pub fn close<E: Element>(label: &str, got: &[E], want: &[Want], stores: u32) {
 }
 
 /// Asserts that two results are the same bytes.
+#[track_caller]
 pub fn same<T: Pod>(label: &str, a: &[T], b: &[T]) {
     let (a, b): (&[u8], &[u8]) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
     let differ = a.iter().zip(b).position(|(a, b)| a != b);
@@ -206,6 +246,7 @@ pub fn same<T: Pod>(label: &str, a: &[T], b: &[T]) {
 }
 
 /// Asserts that nothing was written.
+#[track_caller]
 pub fn poisoned<T: Pod>(label: &str, values: &[T]) {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     assert!(bytes.iter().all(|&byte| byte == POISON), "{label}: written");

@@ -6,6 +6,8 @@ use kernels::numerics::Element;
 use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, Want, close, facts, r16, same};
 
+use crate::formula::silu;
+
 const WIDTH: usize = 22;
 const SLOTS: usize = 4;
 /// Elements between two windows of a slab that belong to nobody.
@@ -97,8 +99,7 @@ impl<E: Element> Layer<E> {
                 wide(self.weight[ch * self.taps + j]) * wide(seen[(t + j * self.dilation) * WIDTH + ch])
             };
             let cv = r16::<E>((0..self.taps).map(term).sum());
-            let silu = cv / (1.0 + (-cv).exp());
-            let value = r16::<E>(wide(*r) + wide(*gv) + silu);
+            let value = r16::<E>(wide(*r) + wide(*gv) + silu(cv));
             streams.push(Want { value, scale: wide(*r).abs() + wide(*gv).abs() + 1.1 * cv.abs() });
         }
         (streams, seen[seen.len() - depth * WIDTH..].to_vec())

@@ -4,7 +4,9 @@ use half::bf16;
 use kernels::ngram::{GateArgs, NgramGate};
 use kernels::numerics::Element;
 use kernels::state::RowRange;
-use tests::check::{Draw, Scene, Want, close, facts, poisoned, same};
+use tests::check::{Draw, Scene, close, facts, poisoned, same};
+
+use crate::formula::{sigmoid, wide};
 
 const STREAMS: usize = 4;
 const EPS: f32 = 1e-6;
@@ -63,7 +65,7 @@ impl<E: Element> Layer<E> {
     }
 
     /// Gates and gv by the formula.
-    fn formula(&self, keyval: &[E], streams: &[E]) -> Vec<Want> {
+    fn formula(&self, keyval: &[E], streams: &[E]) -> Vec<f64> {
         let (width, hidden) = (self.width(), self.hidden);
         let mut gv = Vec::new();
         for (keyval, streams) in keyval.chunks(width + hidden).zip(streams.chunks(width)) {
@@ -74,16 +76,12 @@ impl<E: Element> Layer<E> {
                 let dot: f64 = key.iter().zip(&query).map(|(k, q)| k * q).sum();
                 let gate = dot / (hidden as f64).sqrt();
                 let root = gate.abs().max(1e-6).sqrt() * if gate == 0.0 { 0.0 } else { gate.signum() };
-                let open = 1.0 / (1.0 + (-root).exp());
-                gv.extend(keyval[width..].iter().map(|v| Want::from(open * f64::from(v.widen()))));
+                let open = sigmoid(root);
+                gv.extend(keyval[width..].iter().map(|v| open * f64::from(v.widen())));
             }
         }
         gv
     }
-}
-
-fn wide<E: Element>(x: &[E]) -> Vec<f64> {
-    x.iter().map(|x| x.widen().into()).collect()
 }
 
 /// The norm with a zero-centred gain.
@@ -105,7 +103,7 @@ fn against_the_formula<E: Element>() {
             close(&format!("{label}: gv"), &gv, &layer.formula(&keyval, &streams), 1);
             let gains = layer.norm_conv.chunks(hidden).cycle();
             let want = gv.chunks(hidden).zip(gains).flat_map(|(gv, gain)| rms(&wide(gv), gain));
-            close(&format!("{label}: cn"), &cn, &want.map(Want::from).collect::<Vec<_>>(), 1);
+            close(&format!("{label}: cn"), &cn, &want.collect::<Vec<_>>(), 1);
         }
     }
 }
