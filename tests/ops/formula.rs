@@ -1,7 +1,16 @@
 //! Formulas in f64, as the model is written.
 
 use kernels::numerics::Element;
-use tests::check::{Want, close, r16};
+use tests::check::{Draw, Want, close, r16};
+
+/// Numbers of rows around the tiles, blocks and page sizes of the kernels.
+pub(crate) const ROWS: [usize; 11] = [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65];
+
+/// `count` multiples of 1/16 from -1 to 1: sums of some thousand products of two are exact in f32, so that
+/// what is made of a sum can be judged alone.
+pub(crate) fn sixteenths<E: Element>(draw: &mut Draw, count: usize) -> Vec<E> {
+    (0..count).map(|_| E::narrow((draw.below(33) as f32 - 16.0) / 16.0)).collect()
+}
 
 pub(crate) fn wide<E: Element>(x: &[E]) -> Vec<f64> {
     x.iter().map(|x| x.widen() as f64).collect()

@@ -97,6 +97,14 @@ impl Scene {
         }
     }
 
+    /// Asks for a launch of `K` that is not legal, and returns why.
+    pub fn refused<K: Kernel>(&self, args: &K::Args) -> String {
+        match self.launch::<K>(args) {
+            Err(Error::Launch { why, .. }) => why,
+            other => panic!("{} should have been refused: {other:?}", K::NAME),
+        }
+    }
+
     fn launch<K: Kernel>(&self, args: &K::Args) -> graph::Result<()> {
         let mut emission = Emission::new();
         emission.launch::<K>(args)?;
