@@ -2,14 +2,20 @@
 //!
 //! Only what this build honours is here, so an option that is accepted has an effect.
 
-use std::fmt;
+mod engine;
+mod sampling;
+mod settings;
+mod values;
+
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::builder::NonEmptyStringValueParser;
+use clap::{ArgGroup, Args, Parser, Subcommand};
 
-/// Every environment variable with this start must be a setting.
-const SETTING_PREFIX: &str = "ROUNDHOUSE_";
+pub(crate) use engine::{ContextArgs, EngineArgs, RunArgs};
+pub(crate) use sampling::SamplingArgs;
+pub(crate) use settings::Settings;
+pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, Pieces, Switch};
 
 /// A decode runtime for Qwen3.8-Flash-Next.
 #[derive(Debug, Parser)]
@@ -22,8 +28,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Answer prompts.
-    Generate(GenerateArgs),
+    /// Answer prompts, all of them at once.
+    Generate(Box<GenerateArgs>),
     /// Write the logits of every position of a token list to a safetensors file.
     Logits(LogitsArgs),
     /// Say what a model folder holds, without reading its weights.
@@ -66,7 +72,20 @@ pub(crate) struct GenerateArgs {
     )]
     pub(crate) max_tokens: Option<u32>,
 
-    /// Go on after a stop token.
+    /// A text that ends the answer and is not part of it; may be repeated.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub(crate) stop: Vec<String>,
+
+    /// Token ids that end the answer, beside the model's own; may be repeated.
+    #[arg(long, value_name = "IDS")]
+    pub(crate) stop_id: Vec<Ids>,
+
+    /// Go on after the model's own stop tokens.
     #[arg(long)]
     pub(crate) ignore_eos: bool,
 
@@ -75,7 +94,10 @@ pub(crate) struct GenerateArgs {
     pub(crate) json: bool,
 
     #[command(flatten)]
-    pub(crate) engine: EngineOptions,
+    pub(crate) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 #[derive(Debug, Args)]
@@ -100,152 +122,16 @@ pub(crate) struct LogitsArgs {
     pub(crate) out: PathBuf,
 
     #[command(flatten)]
-    pub(crate) engine: EngineOptions,
+    pub(crate) run: RunArgs,
+
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
     /// The model folder.
     pub(crate) model: PathBuf,
-}
-
-/// How the model is run; the same for every command that runs it.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Engine options")]
-pub(crate) struct EngineOptions {
-    /// Where to run: auto or host.
-    #[arg(long, env = "ROUNDHOUSE_DEVICE", default_value = "auto")]
-    pub(crate) device: Device,
-
-    /// Precision of the arithmetic.
-    #[arg(long, env = "ROUNDHOUSE_DTYPE", value_enum, default_value = "bf16")]
-    pub(crate) dtype: Dtype,
-
-    /// Whether rounds may be captured and replayed.
-    #[arg(long, env = "ROUNDHOUSE_GRAPHS", value_enum, default_value = "on")]
-    pub(crate) graphs: Switch,
-
-    /// The most positions of a sequence, prompt and answer together; the model's own, at most 32768, if not
-    /// given.
-    #[arg(
-        long,
-        env = "ROUNDHOUSE_CONTEXT",
-        value_name = "TOKENS",
-        allow_negative_numbers = true,
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
-    pub(crate) context: Option<u32>,
-}
-
-/// The device that a run gets: what `auto` comes to is decided when the command line is read.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Device {
-    Host,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Dtype {
-    F32,
-    Bf16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub(crate) enum Switch {
-    On,
-    Off,
-}
-
-/// Token ids, written with commas between them.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ids(pub(crate) Vec<u32>);
-
-/// Sizes of prompt pieces, written with commas between them.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Pieces(pub(crate) Vec<usize>);
-
-impl Switch {
-    pub(crate) fn is_on(self) -> bool {
-        self == Switch::On
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Device::Host => f.write_str("host"),
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-        })
-    }
-}
-
-impl FromStr for Device {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Device, String> {
-        match name {
-            "auto" | "host" => Ok(Device::Host),
-            "cuda" => Err("this build has no CUDA device; use host or auto".to_string()),
-            _ => Err("not a device; use host or auto".to_string()),
-        }
-    }
-}
-
-impl FromStr for Ids {
-    type Err = String;
-
-    fn from_str(list: &str) -> Result<Ids, String> {
-        let id = |part: &str| {
-            part.trim().parse().map_err(|_| format!("`{part}` is not a token id; give ids like 1,2,3"))
-        };
-        list.split(',').map(id).collect::<Result<_, _>>().map(Ids)
-    }
-}
-
-impl FromStr for Pieces {
-    type Err = String;
-
-    fn from_str(list: &str) -> Result<Pieces, String> {
-        let size = |part: &str| match part.trim().parse() {
-            Ok(size) if size > 0 => Ok(size),
-            _ => Err(format!("`{part}` is not a piece size; give sizes above zero like 64,64,5")),
-        };
-        list.split(',').map(size).collect::<Result<_, _>>().map(Pieces)
-    }
-}
-
-/// The environment variables that `names` holds, told apart into settings and look-alikes.
-pub(crate) struct Settings {
-    /// Those that some command reads.
-    pub(crate) known: Vec<String>,
-    /// Those that nothing reads, though they begin like a setting.
-    pub(crate) unknown: Vec<String>,
-}
-
-impl Settings {
-    pub(crate) fn among(names: impl Iterator<Item = String>) -> Settings {
-        let readable = readable_settings();
-        let (known, unknown) =
-            names.filter(|name| name.starts_with(SETTING_PREFIX)).partition(|name| readable.contains(name));
-        Settings { known, unknown }
-    }
-}
-
-fn readable_settings() -> Vec<String> {
-    let commands = Cli::command();
-    let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
-    let mut names: Vec<String> =
-        arguments.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
-    names.sort();
-    names.dedup();
-    names
 }
 
 #[cfg(test)]
@@ -346,13 +232,5 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-    }
-
-    #[test]
-    fn environment_settings_that_nothing_reads_are_found() {
-        let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
-        let settings = Settings::among(names.map(String::from).into_iter());
-        assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE"]);
-        assert_eq!(settings.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::memory::Size;
-use runtime::session::Progress;
+use runtime::open::Progress;
 
 const TEMPLATE: &str =
     "{bar:32} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta_precise} left";

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use runtime::chat::ChatRequest;
-use runtime::session::Session;
+use runtime::chat::{ChatRequest, ChatTemplate};
+use runtime::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::args::{GenerateArgs, Switch};
@@ -40,13 +40,13 @@ pub(crate) fn read(args: &GenerateArgs) -> Result<Vec<Prompt>, Failure> {
 
 impl Prompt {
     /// The ids that the model is given.
-    pub(crate) fn ids(self, session: &Session) -> Result<Vec<u32>, Failure> {
+    pub(crate) fn ids(self, tokenizer: &Tokenizer, template: &ChatTemplate) -> Result<Vec<u32>, Failure> {
         let text = match self {
             Prompt::Ids(ids) => return Ok(ids),
             Prompt::Raw(text) => text,
-            Prompt::Chat(chat) => session.chat().render(&chat).map_err(Failure::input)?,
+            Prompt::Chat(chat) => template.render(&chat).map_err(Failure::input)?,
         };
-        session.tokenizer().encode(&text).map_err(Failure::input)
+        tokenizer.encode(&text).map_err(Failure::input)
     }
 }
 

@@ -22,7 +22,7 @@ const DEFAULT_CONTEXT: u32 = 32_768;
 /// Lanes of a slab, unless asked otherwise.
 const SLAB_LANES: u16 = 16;
 /// Memory for pages on the host device, unless asked otherwise.
-const PAGE_BYTES: usize = 256 << 20;
+const PAGE_BYTES: u64 = 256 << 20;
 
 /// The settings of an engine.
 #[derive(Clone, Debug)]
@@ -33,6 +33,9 @@ pub struct EngineOptions {
     pub graphs: bool,
     /// The cache classes; requests name one by its number.
     pub classes: Vec<Class>,
+    /// Bytes for the pages of each class that does not say how many it has; none: 256 MiB, and what the longest
+    /// context takes at least.
+    pub page_memory: Option<u64>,
     /// Lanes of a slab: what is made at start, and each time that more are needed.
     pub slab_lanes: u16,
     /// Rows of the longest prompt piece, a multiple of 64.
@@ -60,7 +63,7 @@ pub struct Class {
     pub context: u32,
     /// Most lanes.
     pub lanes: u16,
-    /// Pages of 64 positions, shared by its lanes; 0: what fits 256 MiB, and the longest context at least.
+    /// Pages of 64 positions, shared by its lanes; 0: what [`EngineOptions::page_memory`] holds.
     pub pages: u32,
 }
 
@@ -70,6 +73,7 @@ impl Default for EngineOptions {
             element: ElementType::Bf16,
             graphs: true,
             classes: vec![Class::default()],
+            page_memory: None,
             slab_lanes: SLAB_LANES,
             piece_rows: 512,
             decode_share: 4,
@@ -90,6 +94,11 @@ impl Default for Class {
 }
 
 impl EngineOptions {
+    /// Lanes of a class that are made at start.
+    fn first_lanes(&self, class: &Class) -> u16 {
+        class.lanes.min(self.slab_lanes)
+    }
+
     fn check(&self) -> Result<(), Error> {
         let wrong = |why: String| Err(Error::Setting(why));
         if self.classes.is_empty() || self.classes.iter().any(|class| class.lanes == 0) {
@@ -108,6 +117,70 @@ impl EngineOptions {
         }
         Ok(())
     }
+}
+
+/// The settings of an engine with every size decided for one model.
+struct Sizes {
+    options: EngineOptions,
+    /// The layout of each class.
+    layouts: Vec<Arc<LaneLayout>>,
+    limits: RoundLimits,
+}
+
+impl Sizes {
+    fn new(opened: &Opened, options: &EngineOptions) -> Result<Sizes, Error> {
+        options.check()?;
+        let mut options = options.clone();
+        let mut layouts = Vec::new();
+        for class in &mut options.classes {
+            let asked = Some(class.context).filter(|context| *context > 0);
+            class.context = opened.context(asked, DEFAULT_CONTEXT)?;
+            let layout = LaneLayout::new(&opened.checkpoint.config, options.element, class.context as usize);
+            if class.pages == 0 {
+                class.pages = pages(&layout, class.lanes, options.page_memory)?;
+            }
+            layouts.push(Arc::new(layout));
+        }
+        let rows = options.piece_rows as usize;
+        let picked = (planner::GRAPH_ROWS as usize).min(rows);
+        // A piece touches its own pages; a decode round at most one per row.
+        let limits = RoundLimits { rows: rows.max(picked), picked_rows: picked, edits: rows / 64 + picked };
+        Ok(Sizes { options, layouts, limits })
+    }
+
+    fn memory_plan(&self, opened: &Opened) -> MemoryPlan {
+        let lanes =
+            self.options.classes.iter().zip(&self.layouts).map(|(class, layout)| {
+                (&**layout, self.options.first_lanes(class).into(), class.pages as usize)
+            });
+        let lanes: Vec<(&LaneLayout, usize, usize)> = lanes.collect();
+        let config = &opened.checkpoint.config;
+        MemoryPlan::new(config, self.options.element, &opened.weights, &lanes, self.limits)
+    }
+}
+
+/// Pages that a class of `lanes` can use and that fit `memory`, or, where nothing was asked for, that fit the
+/// default and hold the longest context at least.
+fn pages(layout: &LaneLayout, lanes: u16, memory: Option<u64>) -> Result<u32, Error> {
+    let per_lane = layout.pages_per_lane as u32;
+    let most = per_lane.saturating_mul(lanes.into());
+    let fitting = |bytes: u64| u32::try_from(bytes / layout.page_bytes.max(1) as u64).unwrap_or(u32::MAX);
+    let Some(memory) = memory else { return Ok(fitting(PAGE_BYTES).clamp(per_lane, most)) };
+    match fitting(memory) {
+        0 => Err(Error::Setting(format!(
+            "--memory {memory} holds no page: one takes {} bytes, and the longest context {per_lane} of them",
+            layout.page_bytes
+        ))),
+        fitting => Ok(fitting.min(most)),
+    }
+}
+
+/// What a model would take in memory with these settings; no weight is read.
+///
+/// # Errors
+/// A setting cannot be honoured.
+pub fn memory_plan(opened: &Opened, options: &EngineOptions) -> Result<MemoryPlan, Error> {
+    Ok(Sizes::new(opened, options)?.memory_plan(opened))
 }
 
 /// An engine with what turns text into ids and back.
@@ -129,40 +202,13 @@ pub fn open(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    options.check()?;
-    let mut options = options.clone();
     let device = Device::host(HostOptions { poison: options.poison, ..HostOptions::default() });
     progress(Progress::Device(device.describe()));
     let opened = Opened::new(dir, options.element)?;
+    let sizes = Sizes::new(&opened, options)?;
     opened.unused().into_iter().for_each(&mut *progress);
-
-    let mut layouts = Vec::new();
-    for class in &mut options.classes {
-        let asked = Some(class.context).filter(|context| *context > 0);
-        class.context = opened.context(asked, DEFAULT_CONTEXT)?;
-        let layout = LaneLayout::new(&opened.checkpoint.config, options.element, class.context as usize);
-        let per_lane = layout.pages_per_lane as u32;
-        if class.pages == 0 {
-            let fitting = (PAGE_BYTES / layout.page_bytes.max(1)) as u32;
-            class.pages = fitting.clamp(per_lane, per_lane.saturating_mul(class.lanes.into()));
-        }
-        layouts.push(Arc::new(layout));
-    }
-    let first_lanes = |class: &Class| class.lanes.min(options.slab_lanes);
-    let rows = options.piece_rows as usize;
-    let picked = (planner::GRAPH_ROWS as usize).min(rows);
-    // A piece touches its own pages; a decode round at most one per row.
-    let limits = RoundLimits { rows: rows.max(picked), picked_rows: picked, edits: rows / 64 + picked };
-    let sizes = options.classes.iter().zip(&layouts);
-    let sizes: Vec<(&LaneLayout, usize, usize)> =
-        sizes.map(|(class, layout)| (&**layout, first_lanes(class).into(), class.pages as usize)).collect();
-    progress(Progress::Plan(MemoryPlan::new(
-        &opened.checkpoint.config,
-        options.element,
-        &opened.weights,
-        &sizes,
-        limits,
-    )));
+    progress(Progress::Plan(sizes.memory_plan(&opened)));
+    let Sizes { options, layouts, limits } = sizes;
 
     let state = State::new(
         Limits {
@@ -179,7 +225,7 @@ pub fn open(
             .classes
             .iter()
             .enumerate()
-            .map(|(number, class)| Slab { class: ClassId(number as u8), slots: first_lanes(class) })
+            .map(|(number, class)| Slab { class: ClassId(number as u8), slots: options.first_lanes(class) })
             .collect::<Vec<_>>(),
     )?;
 
@@ -187,7 +233,7 @@ pub fn open(
     let (mut classes, mut slabs) = (Vec::new(), Vec::new());
     for (number, (class, layout)) in options.classes.iter().zip(layouts).enumerate() {
         let pool = PagePool::new(&device, &layout, class.pages as usize)?;
-        let slots = first_lanes(class).into();
+        let slots = options.first_lanes(class).into();
         slabs.push(Lanes::new(&device, number as u32, layout.clone(), slots, pool.clone())?);
         classes.push((layout, pool));
     }

@@ -1,0 +1,102 @@
+//! How the model is run: options that mean the same to every command that has them.
+
+use std::fmt;
+use std::path::Path;
+
+use clap::Args;
+use runtime::engine::{Class, EngineOptions};
+
+use super::{ByteSize, Device, Dtype, Switch};
+
+/// Where and how exactly.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine options")]
+pub(crate) struct RunArgs {
+    /// Where to run: auto or host.
+    #[arg(long, env = "ROUNDHOUSE_DEVICE", default_value = "auto")]
+    pub(crate) device: Device,
+
+    /// Precision of the arithmetic.
+    #[arg(long, env = "ROUNDHOUSE_DTYPE", value_enum, default_value = "bf16")]
+    pub(crate) dtype: Dtype,
+}
+
+/// How long.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine options")]
+pub(crate) struct ContextArgs {
+    /// The most positions of a sequence, prompt and answer together; the model's own, at most 32768, if not
+    /// given.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_CONTEXT",
+        value_name = "TOKENS",
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) context: Option<u32>,
+}
+
+/// All of it, for commands that run requests in lanes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Engine options")]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+
+    /// Whether decode rounds are captured and replayed.
+    #[arg(long, env = "ROUNDHOUSE_GRAPHS", value_enum, default_value = "on")]
+    pub(crate) graphs: Switch,
+
+    /// The most answers that are made at once.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_LANES",
+        value_name = "LANES",
+        default_value_t = 16,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
+    pub(crate) lanes: u16,
+
+    #[command(flatten)]
+    pub(crate) context: ContextArgs,
+
+    /// Memory for the pages that the lanes share, in bytes or with K, M, G or T; 256M, and at least one
+    /// sequence of the longest context, if not given.
+    #[arg(long, env = "ROUNDHOUSE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) memory: Option<ByteSize>,
+
+    /// Every how many graph rounds one runs eager and is compared with its graph; 0 is never.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_AUDIT",
+        value_name = "ROUNDS",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    pub(crate) audit: u32,
+}
+
+impl RunArgs {
+    /// The note before a model is opened.
+    pub(crate) fn opening(&self, model: &Path) -> impl fmt::Display {
+        let RunArgs { device, dtype } = self;
+        format!("loading {} on the {device} device in {dtype} ({})", model.display(), device.why())
+    }
+}
+
+impl EngineArgs {
+    /// The engine's own form of them.
+    pub(crate) fn options(&self) -> EngineOptions {
+        let context = self.context.context.unwrap_or(0);
+        EngineOptions {
+            element: self.run.dtype.element(),
+            graphs: self.graphs.is_on(),
+            classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
+            page_memory: self.memory.map(|size| size.0),
+            audit: self.audit,
+            ..EngineOptions::default()
+        }
+    }
+}

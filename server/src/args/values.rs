@@ -1,0 +1,182 @@
+//! The values that options take, from text.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use kernels::numerics::ElementType;
+
+/// The device that was asked for. Both come to the host device, the only one of this build.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Device {
+    Auto,
+    Host,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Dtype {
+    F32,
+    Bf16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+/// Token ids, written with commas between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ids(pub(crate) Vec<u32>);
+
+/// Sizes of prompt pieces, written with commas between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pieces(pub(crate) Vec<usize>);
+
+/// An id and what is added to its logit.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Bias {
+    pub(crate) id: u32,
+    pub(crate) value: f32,
+}
+
+/// Biases, written as `ID=B` with commas between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Biases(pub(crate) Vec<Bias>);
+
+/// A size in bytes, above zero; K, M, G and T stand for powers of 1024.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Switch::On
+    }
+}
+
+impl Device {
+    /// Why it is the host device.
+    pub(crate) fn why(self) -> &'static str {
+        match self {
+            Device::Auto => "auto: this build has no other device",
+            Device::Host => "asked for with --device",
+        }
+    }
+}
+
+impl Dtype {
+    pub(crate) fn element(self) -> ElementType {
+        match self {
+            Dtype::F32 => ElementType::F32,
+            Dtype::Bf16 => ElementType::Bf16,
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Auto | Device::Host => f.write_str("host"),
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+        })
+    }
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Device, String> {
+        match name {
+            "auto" => Ok(Device::Auto),
+            "host" => Ok(Device::Host),
+            "cuda" => Err("this build has no CUDA device; use host or auto".to_string()),
+            _ => Err("not a device; use host or auto".to_string()),
+        }
+    }
+}
+
+impl FromStr for Ids {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Ids, String> {
+        let id = |part: &str| {
+            part.trim().parse().map_err(|_| format!("`{part}` is not a token id; give ids like 1,2,3"))
+        };
+        list.split(',').map(id).collect::<Result<_, _>>().map(Ids)
+    }
+}
+
+impl FromStr for Pieces {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Pieces, String> {
+        let size = |part: &str| match part.trim().parse() {
+            Ok(size) if size > 0 => Ok(size),
+            _ => Err(format!("`{part}` is not a piece size; give sizes above zero like 64,64,5")),
+        };
+        list.split(',').map(size).collect::<Result<_, _>>().map(Pieces)
+    }
+}
+
+impl FromStr for Biases {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Biases, String> {
+        let bias = |part: &str| {
+            let (id, value) = part.split_once('=')?;
+            Some(Bias { id: id.trim().parse().ok()?, value: value.trim().parse().ok()? })
+        };
+        let named = |part| bias(part).ok_or(format!("`{part}` is not a bias; give biases like 17=-2.5,4=10"));
+        list.split(',').map(named).collect::<Result<_, _>>().map(Biases)
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ByteSize, String> {
+        const UNITS: [(char, u64); 4] = [('K', 1 << 10), ('M', 1 << 20), ('G', 1 << 30), ('T', 1 << 40)];
+        let unit = UNITS.into_iter().find(|(letter, _)| text.ends_with(*letter));
+        let (number, unit) =
+            unit.map_or((text, 1), |(letter, unit)| (&text[..text.len() - letter.len_utf8()], unit));
+        let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        match bytes {
+            Some(bytes) if bytes > 0 => Ok(ByteSize(bytes)),
+            _ => Err("not a size above zero; give bytes, or a number with K, M, G or T like 512M".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_binary_units() {
+        for (text, bytes) in
+            [("1", 1), ("3K", 3 << 10), ("512M", 512 << 20), ("2G", 2 << 30), ("1T", 1 << 40)]
+        {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["", "0", "0G", "-1", "1.5G", "G", "1GG", "1B", "1k ", "99999999999999T"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn biases_are_pairs() {
+        let biases = Biases(vec![Bias { id: 17, value: -2.5 }, Bias { id: 4, value: 10.0 }]);
+        assert_eq!("17=-2.5, 4=10".parse(), Ok(biases));
+        for text in ["", "17", "17=", "=3", "x=3", "-1=3", "1=2,", "1:2"] {
+            assert!(text.parse::<Biases>().is_err(), "{text}");
+        }
+    }
+}
