@@ -34,6 +34,12 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Say what a model folder holds, without reading its weights.
     Inspect(InspectArgs),
+    /// Show lanes that come and go, and prove that replayed rounds equal eager ones.
+    Demo(DemoArgs),
+    /// Prove graph = eager, crowded = alone and run = run on random schedules of requests.
+    Check(CheckArgs),
+    /// Play a scene of requests through the planner and print every round; no model is needed.
+    Plan(PlanArgs),
 }
 
 #[derive(Debug, Args)]
@@ -132,6 +138,44 @@ pub(crate) struct LogitsArgs {
 pub(crate) struct InspectArgs {
     /// The model folder.
     pub(crate) model: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// The model folder; models/tiny, looked for here and in the folders around the binary, if not given.
+    pub(crate) model: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The model folder.
+    pub(crate) model: PathBuf,
+
+    /// Random schedules for each equality.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) cases: u32,
+
+    /// Where the schedules begin; equal seeds make equal schedules.
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    pub(crate) seed: u64,
+
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The scene, a text file; - is stdin.
+    pub(crate) scene: PathBuf,
 }
 
 #[cfg(test)]

@@ -1,19 +1,24 @@
 //! What each command does, from its arguments to its output.
 
+mod demo;
 mod generate;
 
 use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
 
 use kernels::numerics::ElementType;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Opened, Progress};
 use runtime::probe::{self, LogitsRequest};
+use runtime::receipts::{self, CheckOptions, Receipt};
 use safetensors::tensor::{Dtype, TensorView};
 
+pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 
-use crate::args::{EngineArgs, InspectArgs, LogitsArgs};
+use crate::args::{CheckArgs, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
@@ -63,8 +68,46 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     out.finish()
 }
 
+/// `roundhouse check`: one receipt per equality.
+pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
+    note(args.run.opening(&args.model));
+    let options = CheckOptions { element: args.run.dtype.element(), cases: args.cases, seed: args.seed };
+    let receipts = receipts::check(&args.model, &options).map_err(engine_failure)?;
+    let mut out = Output::stdout();
+    receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
+    out.finish()?;
+    passed(&receipts)
+}
+
+/// A failure that names the receipts that failed, if any did.
+fn passed(receipts: &[Receipt]) -> Result<(), Failure> {
+    let failed: Vec<&str> =
+        receipts.iter().filter(|receipt| !receipt.passed).map(|receipt| receipt.name).collect();
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Check(format!("{} does not hold; the receipt says where", failed.join(", ")))),
+    }
+}
+
+/// `roundhouse plan`: a scene and what the planner decides in it.
+pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
+    let name = args.scene.display();
+    let mut scene = String::new();
+    let read = match args.scene.as_os_str() == "-" {
+        true => io::stdin().read_to_string(&mut scene).map(drop),
+        false => fs::read_to_string(&args.scene).map(|text| scene = text),
+    };
+    read.map_err(|error| {
+        Failure::Input(format!("cannot read {name}: {error}; give a scene, or - for stdin"))
+    })?;
+    let played = planner::scene::run(&scene).map_err(|error| Failure::Input(format!("{name}: {error}")))?;
+    let mut out = Output::stdout();
+    out.print(&played);
+    out.finish()
+}
+
 /// Opens a model to run requests.
-fn open(model: &std::path::Path, engine: &EngineArgs) -> Result<OpenEngine, Failure> {
+fn open(model: &Path, engine: &EngineArgs) -> Result<OpenEngine, Failure> {
     note(engine.run.opening(model));
     engine::open(model, &engine.options(), &mut told()).map_err(engine_failure)
 }

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 /// The end of a command that did not do what it was asked.
 #[derive(Debug)]
 pub(crate) enum Failure {
+    /// Something that must hold does not. Status 1.
+    Check(String),
     /// The caller's fault: usage, a file, a prompt that does not fit. Status 2.
     Input(String),
     /// The device or its driver failed. Status 3.
@@ -19,6 +21,7 @@ impl Failure {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
+            Failure::Check(_) => ExitCode::from(1),
             Failure::Input(_) => ExitCode::from(2),
             Failure::Device(_) => ExitCode::from(3),
         }
@@ -28,7 +31,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Input(message) | Failure::Device(message) => f.write_str(message),
+            Failure::Check(message) | Failure::Input(message) | Failure::Device(message) => {
+                f.write_str(message)
+            }
         }
     }
 }

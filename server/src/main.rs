@@ -44,6 +44,9 @@ fn run(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Generate(args) => commands::generate(args),
         Command::Logits(args) => commands::logits(args),
         Command::Inspect(args) => commands::inspect(args),
+        Command::Demo(args) => commands::demo(args),
+        Command::Check(args) => commands::check(args),
+        Command::Plan(args) => commands::plan(args),
     }
 }
 
