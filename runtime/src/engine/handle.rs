@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use planner::RequestId;
 
@@ -68,11 +68,8 @@ fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Re
                 Err(_) => return Ok(()),
             }
         }
-        loop {
-            match inbox.try_recv() {
-                Ok(mail) => stopping |= receive(&mut engine, mail),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(mail) = inbox.try_recv() {
+            stopping |= receive(&mut engine, mail);
         }
         if let Err(error) = engine.turn() {
             engine.fail_all(&error);
