@@ -130,3 +130,17 @@ fn churn_captures_nothing_after_the_ladder() {
     assert!(stats.rounds.replayed > 100, "{}", stats.rounds);
     assert_eq!(engine.runner().device.used_bytes(), used);
 }
+
+/// A failing schedule shrinks to the one request that fails, and prints as a scene that the planner can play.
+#[test]
+fn a_failing_schedule_shrinks_to_its_core() {
+    let mut random = Random::new(8);
+    let schedules = std::iter::repeat_with(|| schedule(&mut random));
+    let fails = |schedule: &Schedule| schedule.requests.iter().any(|planned| planned.prompt.len() > 40);
+    let failing = schedules.take(50).find(|schedule| schedule.requests.len() > 3 && fails(schedule));
+    let smallest = failing.expect("one of fifty").shrink(fails);
+    let [only] = &smallest.requests[..] else { panic!("one request is enough:\n{smallest}") };
+    assert!((41..=81).contains(&only.prompt.len()) && only.max_tokens == 1 && only.cancel.is_none());
+    let played = planner::scene::run(&smallest.to_string()).expect("a scene");
+    assert!(played.contains("prompt"), "{played}");
+}

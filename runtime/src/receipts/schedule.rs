@@ -170,9 +170,15 @@ impl Schedule {
     }
 }
 
-/// The schedule as a planner scene: its arrivals, without ids and options.
+/// The schedule as a planner scene: its arrivals, without ids and options, with room for all of them.
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let classes = self.requests.iter().map(|planned| planned.class.0).max().unwrap_or(0) + 1;
+        let lanes = self.requests.len().max(1);
+        let pages = |planned: &Planned| (planned.prompt.len() + planned.max_tokens as usize).div_ceil(64);
+        let pages = self.requests.iter().map(pages).sum::<usize>().max(1).to_string();
+        writeln!(f, "limits pages={}", vec![pages; classes.into()].join(","))?;
+        (0..classes).try_for_each(|class| writeln!(f, "slab slots={lanes} class={class}"))?;
         let mut now = 0;
         let mut moments: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (index, planned) in self.requests.iter().enumerate() {
