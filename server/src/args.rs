@@ -13,7 +13,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
 pub(crate) use engine::{ContextArgs, EngineArgs, RunArgs};
-pub(crate) use sampling::SamplingArgs;
+pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use settings::Settings;
 pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, Pieces, Switch};
 
@@ -53,7 +53,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: Vec<String>,
 
     /// A prompt as token ids, for example 1,2,3; may be repeated.
-    #[arg(long, value_name = "IDS")]
+    #[arg(long, value_name = "IDS", allow_negative_numbers = true)]
     pub(crate) ids: Vec<Ids>,
 
     /// A JSON file: a list of messages, or an object with `messages` and optionally `tools`,
@@ -88,7 +88,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) stop: Vec<String>,
 
     /// Token ids that end the answer, beside the model's own; may be repeated.
-    #[arg(long, value_name = "IDS")]
+    #[arg(long, value_name = "IDS", allow_negative_numbers = true)]
     pub(crate) stop_id: Vec<Ids>,
 
     /// Go on after the model's own stop tokens.
@@ -180,6 +180,10 @@ pub(crate) struct PlanArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+    use kernels::numerics::ElementType;
+    use runtime::sampling::SamplingOptions;
+
     use super::*;
 
     fn parse(line: &[&str]) -> Result<Command, clap::Error> {
@@ -188,7 +192,7 @@ mod tests {
 
     fn generate(options: &[&str]) -> GenerateArgs {
         match parse(&[&["generate", "M"], options].concat()) {
-            Ok(Command::Generate(args)) => args,
+            Ok(Command::Generate(args)) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -212,8 +216,9 @@ mod tests {
     #[test]
     fn defaults_are_bf16_with_graphs_on_the_host() {
         let engine = generate(&["--prompt", "a"]).engine;
-        assert_eq!((engine.device, engine.dtype, engine.graphs), (Device::Host, Dtype::Bf16, Switch::On));
-        assert_eq!(engine.context, None);
+        assert_eq!((engine.run.device, engine.run.dtype), (Device::Auto, Dtype::Bf16));
+        assert_eq!((engine.graphs, engine.lanes, engine.audit), (Switch::On, 16, 0));
+        assert_eq!((engine.context.context, engine.memory), (None, None));
     }
 
     #[test]
@@ -228,7 +233,7 @@ mod tests {
         let args = generate(&["--messages", "chat.json", "--thinking", "off", "--context", "128"]);
         assert_eq!(args.messages, Some("chat.json".into()));
         assert_eq!(args.thinking, Some(Switch::Off));
-        assert_eq!(args.engine.context, Some(128));
+        assert_eq!(args.engine.context.context, Some(128));
     }
 
     #[test]
@@ -246,7 +251,9 @@ mod tests {
         refused(&["generate", "M", "--ids", "1", "--thinking", "on"], &["--thinking"]);
         refused(&["generate", "M", "--prompt", "a", "--raw", "--thinking", "on"], &["--thinking"]);
         refused(&["inspect", "M", "--dtype", "f32"], &["--dtype"]);
-        refused(&["generate", "M", "--prompt", "a", "--lanes", "4"], &["--lanes"]);
+        refused(&["logits", "M", "--ids", "1", "--out", "f", "--lanes", "4"], &["--lanes"]);
+        refused(&["check", "M", "--graphs", "off"], &["--graphs"]);
+        refused(&["generate", "M", "--prompt", "a", "--logprobs", "2"], &["--json"]);
     }
 
     #[test]
@@ -264,6 +271,43 @@ mod tests {
     }
 
     #[test]
+    fn greedy_is_the_default() {
+        let args = generate(&["--prompt", "a"]);
+        assert_eq!(args.sampling.options().unwrap(), SamplingOptions::default());
+    }
+
+    #[test]
+    fn every_sampling_option_reaches_the_engine() {
+        let line = "--prompt a --json --temperature 0.5 --top-k 9 --top-p 0.75 --min-p 0.25 \
+                    --presence-penalty -1 --frequency-penalty 1.5 --repetition-penalty 1.25 \
+                    --logit-bias 3=-7,4=1 --logit-bias 5=2 --seed 18446744073709551615 --logprobs 3";
+        let args = generate(&line.split_whitespace().collect::<Vec<_>>());
+        let expected = SamplingOptions {
+            temperature: 0.5,
+            top_k: 9,
+            top_p: 0.75,
+            min_p: 0.25,
+            presence_penalty: -1.0,
+            frequency_penalty: 1.5,
+            repetition_penalty: 1.25,
+            logit_bias: vec![(3, -7.0), (4, 1.0), (5, 2.0)],
+            seed: Some(u64::MAX),
+            logprobs: 3,
+        };
+        assert_eq!(args.sampling.options().unwrap(), expected);
+    }
+
+    #[test]
+    fn every_engine_option_reaches_the_engine() {
+        let line = "--prompt a --dtype f32 --graphs off --lanes 3 --context 128 --memory 2M --audit 5";
+        let options = generate(&line.split_whitespace().collect::<Vec<_>>()).engine.options();
+        assert_eq!((options.element, options.graphs, options.audit), (ElementType::F32, false, 5));
+        assert_eq!(options.page_memory, Some(2 << 20));
+        let [class] = &options.classes[..] else { panic!("{options:?}") };
+        assert_eq!((class.context, class.lanes), (128, 3));
+    }
+
+    #[test]
     fn logits_reads_its_pieces_and_needs_a_file_to_write() {
         let line = ["logits", "M", "--ids", "1,2,3", "--pieces", "2,1", "--decode-from", "2"];
         refused(&line, &["--out"]);
@@ -272,7 +316,7 @@ mod tests {
         match parse(&[&line[..], &["--out", "f", "--dtype", "f32"]].concat()) {
             Ok(Command::Logits(args)) => {
                 assert_eq!((args.ids, args.pieces), (Ids(vec![1, 2, 3]), Some(Pieces(vec![2, 1]))));
-                assert_eq!((args.decode_from, args.engine.dtype), (Some(2), Dtype::F32));
+                assert_eq!((args.decode_from, args.run.dtype), (Some(2), Dtype::F32));
             }
             other => panic!("{other:?}"),
         }

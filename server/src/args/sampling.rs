@@ -11,7 +11,7 @@ use crate::failure::Failure;
 #[command(next_help_heading = "Sampling options")]
 pub(crate) struct SamplingArgs {
     /// 0 takes the likeliest token; above it, what logits are divided by before a draw.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) temperature: f32,
 
     /// How many of the likeliest tokens may be drawn; 0 is all.
@@ -19,23 +19,23 @@ pub(crate) struct SamplingArgs {
     pub(crate) top_k: u32,
 
     /// Of those, the fewest likeliest that have this much of their probability: above 0, at most 1.
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_hyphen_values = true)]
     pub(crate) top_p: f32,
 
     /// Tokens less likely than this part of the likeliest are not drawn: 0 to 1.
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) min_p: f32,
 
     /// Subtracted from the logits of tokens that were picked before: -2 to 2.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) presence_penalty: f32,
 
     /// Subtracted once for every time that a token was picked before: -2 to 2.
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_hyphen_values = true)]
     pub(crate) frequency_penalty: f32,
 
     /// Divides positive logits, and multiplies others, of tokens in the prompt or picked before: above 0.
-    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_hyphen_values = true)]
     pub(crate) repetition_penalty: f32,
 
     /// Added to the logits of tokens, for example 17=-2.5,4=10: each from -100 to 100; may be repeated.
@@ -55,7 +55,7 @@ impl SamplingArgs {
     /// The engine's own form of them.
     ///
     /// # Errors
-    /// The first option outside its limits, by name; ids are checked when the model is known.
+    /// The first option outside its limits, by name. Ids are checked by [`check`] when the model is known.
     pub(crate) fn options(&self) -> Result<SamplingOptions, Failure> {
         let biases = self.logit_bias.iter().flat_map(|biases| &biases.0);
         let options = SamplingOptions {
@@ -70,11 +70,13 @@ impl SamplingArgs {
             seed: self.seed,
             logprobs: self.logprobs.unwrap_or(0),
         };
-        match options.check(usize::MAX) {
-            Ok(()) => Ok(options),
-            Err(error) => Err(Failure::Input(format!("--{}: {error}", option(&error)))),
-        }
+        check(&options, usize::MAX).map(|()| options)
     }
+}
+
+/// Checks sampling options for a model of `vocab` ids; the error names the option of the line.
+pub(crate) fn check(options: &SamplingOptions, vocab: usize) -> Result<(), Failure> {
+    options.check(vocab).map_err(|error| Failure::Input(format!("--{}: {error}", option(&error))))
 }
 
 /// The option that an error is about.

@@ -6,7 +6,7 @@ use runtime::sha::token_sha;
 use serde_json::{Map, Value, json};
 
 use super::{engine_failure, open};
-use crate::args::GenerateArgs;
+use crate::args::{GenerateArgs, check_sampling};
 use crate::failure::Failure;
 use crate::output::{Output, note};
 use crate::prompts;
@@ -23,10 +23,14 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         )));
     }
     let OpenEngine { engine, tokenizer, chat } = open(&args.model, &args.engine)?;
-    let submissions: Vec<Submission> = inputs
-        .into_iter()
-        .map(|prompt| Ok(Submission { prompt: prompt.ids(&tokenizer, &chat)?, ..asked.clone() }))
-        .collect::<Result<_, Failure>>()?;
+    let vocab = engine.runner().model.config.vocab_size;
+    check_sampling(&asked.sampling, vocab)?;
+    let mut submissions = Vec::new();
+    for (number, prompt) in (1..).zip(inputs) {
+        let submission = Submission { prompt: prompt.ids(&tokenizer, &chat)?, ..asked.clone() };
+        submission.check(vocab).map_err(|error| Failure::Input(format!("prompt {number}: {error}")))?;
+        submissions.push(submission);
+    }
 
     let (handle, thread) = engine.spawn();
     let tickets: Vec<Ticket> = submissions
@@ -35,6 +39,8 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         .collect::<Result<_, _>>()?;
     let mut out = Output::stdout();
     let replies = replies(&tickets, args, &mut out);
+    // After a failure, nobody waits for the others.
+    drop(tickets);
     thread.stop().map_err(engine_failure)?;
     let replies = replies?;
     if args.json {

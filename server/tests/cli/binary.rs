@@ -35,13 +35,19 @@ pub(crate) fn binary(command: &str) -> Command {
 
 /// The binary about to run `command` on a model folder.
 pub(crate) fn on(command: &str, model: &Path) -> Command {
+    let mut binary = bare();
+    binary.arg(command).arg(model);
+    binary
+}
+
+/// The binary with no settings from the environment and no arguments.
+pub(crate) fn bare() -> Command {
     let mut binary = Command::new(env!("CARGO_BIN_EXE_roundhouse"));
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("ROUNDHOUSE_") {
             binary.env_remove(name);
         }
     }
-    binary.arg(command).arg(model);
     binary
 }
 

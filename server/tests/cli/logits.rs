@@ -124,7 +124,7 @@ fn requests_that_make_no_sense_are_refused() {
     refused(&["--pieces", "3,0"], &["--pieces", "`0`"]);
     refused(&["--decode-from", "0"], &["--decode-from 0", "3 ids"]);
     refused(&["--decode-from", "4"], &["--decode-from 4", "3 ids"]);
-    refused(&["--context", "2"], &["3 ids", "holds 2"]);
+    refused(&["--context", "2"], &["3 ids", "context of 2", "--context"]);
     write(&file, "1,2048", &[]).refused(&["2048", "position 1"]);
     assert!(!file.exists());
     let nowhere = dir.path().join("absent").join("logits.safetensors");

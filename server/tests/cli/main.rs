@@ -1,14 +1,19 @@
 //! The roundhouse binary from outside: what it prints, what it writes, how it ends.
 
 mod binary;
+mod crowd;
+mod demo;
 mod folder;
 mod generate;
 mod inspect;
 mod json;
+mod limits;
 mod loading;
 mod logits;
 mod messages;
 mod model_folders;
 mod pipes;
+mod plan;
 mod prompts;
+mod sampling;
 mod usage;

@@ -20,6 +20,6 @@ fn an_empty_prompt_is_refused() {
 #[test]
 fn a_prompt_over_the_context_is_refused_with_both_numbers() {
     let ids = vec!["7"; 65].join(",");
-    generate(&["--ids", &ids, "--context", "64"]).refused(&["65 ids", "holds 64", "--context"]);
-    generate(&["--ids", &ids[2..], "--context", "64"]).good();
+    generate(&["--ids", &ids, "--context", "64"]).refused(&["65 ids", "context of 64", "--context"]);
+    generate(&["--ids", &ids[4..], "--context", "64"]).good();
 }

@@ -1,6 +1,6 @@
 //! Lines and environments that are no order.
 
-use crate::binary::{binary, generate, run};
+use crate::binary::{bare, binary, generate, run};
 
 #[test]
 fn settings_that_do_not_parse_are_named_with_their_value() {
@@ -35,13 +35,16 @@ fn lines_without_a_prompt_or_with_two_kinds_are_refused() {
     generate(&[]).refused(&["--prompt", "--ids", "--messages"]);
     generate(&["--ids", "1", "--prompt", "a"]).refused(&["--ids", "--prompt", "cannot be used with"]);
     generate(&["--ids", "1", "--raw"]).refused(&["--raw"]);
-    generate(&["--ids", "1", "--lanes", "4"]).refused(&["--lanes"]);
+    generate(&["--ids", "1", "--tp", "2"]).refused(&["--tp"]);
 }
 
 #[test]
 fn an_unknown_setting_in_the_environment_is_named() {
     let mut one = binary("inspect");
     run(one.env("ROUNDHOUSE_DTYPES", "f32")).refused(&["ROUNDHOUSE_DTYPES"]);
+    for line in [&["demo"][..], &["plan", "-"], &["check", "absent"]] {
+        run(bare().args(line).env("ROUNDHOUSE_LANE", "4")).refused(&["ROUNDHOUSE_LANE"]);
+    }
 }
 
 #[test]
@@ -57,6 +60,6 @@ fn help_and_version_are_good_ends() {
     for word in ["--prompt", "--max-tokens", "ROUNDHOUSE_DTYPE", "[default: bf16]"] {
         assert!(help.stdout.contains(word), "{word} is not in {}", help.stdout);
     }
-    let version = run(std::process::Command::new(env!("CARGO_BIN_EXE_roundhouse")).arg("--version")).good();
+    let version = run(bare().arg("--version")).good();
     assert_eq!(version.stdout, format!("roundhouse {}\n", env!("CARGO_PKG_VERSION")));
 }

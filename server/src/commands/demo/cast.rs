@@ -11,11 +11,14 @@ pub(super) struct Part {
     /// It enters when so many tokens were made in sum.
     pub(super) enters: u32,
     thinking: bool,
-    /// Drawn at temperature 1 with this seed; greedy if none.
+    /// Drawn at [`TEMPERATURE`] with this seed; greedy if none.
     seed: Option<u64>,
     /// It is called off after so many tokens.
     pub(super) called_off_after: Option<u32>,
 }
+
+/// Of the part that is drawn: the demo model is so sure of itself that 1 changes little.
+const TEMPERATURE: f32 = 2.5;
 
 const STORY: &str = "Tell me a short story about Mia the fox and the lamp.";
 
@@ -45,7 +48,7 @@ impl Part {
     }
 
     pub(super) fn submission(&self, prompt: Vec<u32>) -> Submission {
-        let temperature = if self.seed.is_some() { 1.0 } else { 0.0 };
+        let temperature = if self.seed.is_some() { TEMPERATURE } else { 0.0 };
         Submission {
             max_tokens: Some(120),
             sampling: SamplingOptions { temperature, seed: self.seed, ..SamplingOptions::default() },
@@ -60,7 +63,7 @@ impl Part {
             asks += " (thinking)";
         }
         if let Some(seed) = self.seed {
-            asks += &format!(" (temperature 1, seed {seed})");
+            asks += &format!(" (temperature {TEMPERATURE}, seed {seed})");
         }
         if let Some(tokens) = self.called_off_after {
             asks += &format!(" (to be called off after {tokens} tokens)");
