@@ -37,6 +37,9 @@ struct Allocation {
     bytes: usize,
     label: String,
     place: Place,
+    /// What the system gave.
+    raw: NonNull<u8>,
+    /// The first byte in it that is aligned as device addresses are.
     data: NonNull<u8>,
     /// How often the host has written it (pinned memory only).
     version: u64,
@@ -62,19 +65,21 @@ impl Memory {
         };
         let layout = layout(bytes).ok_or_else(refused)?;
         // SAFETY: the layout has a non-zero size.
-        let data = unsafe { if self.options.poison { alloc(layout) } else { alloc_zeroed(layout) } };
-        let data = NonNull::new(data).ok_or_else(refused)?;
+        let raw = unsafe { if self.options.poison { alloc(layout) } else { alloc_zeroed(layout) } };
+        let raw = NonNull::new(raw).ok_or_else(refused)?;
         if self.options.poison {
-            // SAFETY: `data` was just allocated with this size. With this or the zeros above, no slice ever
+            // SAFETY: `raw` was just allocated with this size. With this or the zeros above, no slice ever
             // shows uninitialised bytes.
-            unsafe { data.as_ptr().write_bytes(POISON, layout.size()) };
+            unsafe { raw.as_ptr().write_bytes(POISON, layout.size()) };
         }
+        // SAFETY: the layout has ALIGN bytes more than `bytes`, so the offset and what follows lie inside.
+        let data = unsafe { raw.add(raw.as_ptr().align_offset(ALIGN)) };
         let address = self.next;
         self.next += (layout.size().next_multiple_of(ALIGN)) as u64 + GAP;
         if place == Place::Device {
             self.used += bytes;
         }
-        self.live.insert(address, Allocation { bytes, label: label.into(), place, data, version: 0 });
+        self.live.insert(address, Allocation { bytes, label: label.into(), place, raw, data, version: 0 });
         Ok(address)
     }
 
@@ -166,16 +171,17 @@ impl Memory {
     }
 }
 
-/// The layout of an allocation, unless it is larger than any machine's memory.
+/// The layout of an allocation, unless it is larger than any machine's memory. Aligned by hand: zeros of a
+/// large alignment would be written one by one, where the system has pages of them.
 fn layout(bytes: usize) -> Option<Layout> {
-    let size = bytes.max(1).checked_next_multiple_of(64)?;
-    Layout::from_size_align(size, ALIGN).ok()
+    let size = bytes.max(1).checked_next_multiple_of(64)?.checked_add(ALIGN)?;
+    Layout::from_size_align(size, 16).ok()
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         let layout = layout(self.bytes).expect("it was allocated with this layout");
         // SAFETY: allocated in `allocate` with the same layout, and freed nowhere else.
-        unsafe { dealloc(self.data.as_ptr(), layout) };
+        unsafe { dealloc(self.raw.as_ptr(), layout) };
     }
 }
