@@ -6,8 +6,11 @@
 //! key asked for the first time   -> eager (first sight)
 //! capture failed                 -> eager (capture failed); the key is not tried again in this generation
 //! ```
-//! Execs have a *generation*: that of their last use. When a capture would pass the byte budget, every exec
-//! not used in the current generation goes, and a new generation begins; if all were used in it, all go.
+//! Time goes in *generations*. When a capture would pass the byte budget, every exec that was not replayed in
+//! this generation goes, and the next one begins; if that is not enough, all go. A replay right after the
+//! capture is none: what was captured and never asked for again goes first. What the bank noted of keys
+//! without execs goes with every generation. An exec larger than the whole budget is a failed capture:
+//! nothing goes to make room for it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,13 +23,15 @@ use crate::key::Key;
 use crate::recording::Recording;
 use crate::stream::Stream;
 
-/// How many first sights are remembered; when there are more, all are forgotten.
-const SIGHTS: usize = 4096;
+/// How many first sights are remembered, and how many failed captures; at the next one all are forgotten.
+pub const NOTED: usize = 4096;
 
 /// A store of execs.
 pub struct Bank {
     execs: HashMap<Key, Held>,
+    /// Keys that ran once, since the generation began.
     seen: HashSet<Key>,
+    /// Keys whose capture failed, since the generation began.
     failed: HashSet<Key>,
     budget_bytes: usize,
     bytes: usize,
@@ -36,7 +41,8 @@ pub struct Bank {
 
 struct Held {
     exec: Exec,
-    generation: u64,
+    /// The generation of its last replay.
+    replayed: Option<u64>,
 }
 
 /// How one round was executed.
@@ -65,6 +71,8 @@ pub struct BankCounts {
     pub first_sight: u64,
     /// Captures that failed.
     pub capture_failed: u64,
+    /// Rounds that ran eagerly because the capture of their key failed, then or earlier.
+    pub without_graph: u64,
     /// Audits that found a graph unequal to what its key emits now.
     pub audits_failed: u64,
 }
@@ -85,6 +93,10 @@ impl Bank {
 
     /// Executes a body on `stream`, by whatever the bank knows of its key. `body` emits the launches, and is
     /// called only if there is no graph. `keeps` are the arenas that they point into.
+    ///
+    /// # Errors
+    /// The body cannot be emitted; or the stream takes nothing. A capture that fails is none: the round runs
+    /// eagerly.
     pub fn run(
         &mut self,
         stream: &Stream,
@@ -93,59 +105,54 @@ impl Bank {
         body: impl Fn() -> Result<Emission>,
     ) -> Result<How> {
         if let Some(held) = self.execs.get_mut(key) {
-            held.generation = self.generation;
-            self.counts.replayed += 1;
             stream.replay(&held.exec)?;
+            held.replayed = Some(self.generation);
+            self.counts.replayed += 1;
             return Ok(How::Replayed);
         }
-        if self.failed.contains(key) {
-            stream.run(body()?, keeps)?;
-            return Ok(How::CaptureFailed);
-        }
-        if self.first_sight(key) {
-            self.counts.first_sight += 1;
-            stream.run(body()?, keeps)?;
-            return Ok(How::FirstSight);
-        }
-        match self.capture(stream, key, keeps, &body) {
-            Ok(()) => {
-                stream.replay(&self.execs[key].exec)?;
-                Ok(How::Captured)
-            }
-            // The stream is as it was: the round loses nothing by running eagerly.
-            Err(Error::CaptureFailed { .. } | Error::Capturing { .. } | Error::OutOfMemory { .. }) => {
+        if !self.failed.contains(key) {
+            if !self.seen.contains(key) {
                 stream.run(body()?, keeps)?;
-                Ok(How::CaptureFailed)
+                note(&mut self.seen, key);
+                self.counts.first_sight += 1;
+                return Ok(How::FirstSight);
             }
-            Err(error) => Err(error),
+            if self.capture(stream, key, keeps, &body)? {
+                stream.replay(&self.execs[key].exec)?;
+                return Ok(How::Captured);
+            }
         }
+        // A failed capture leaves the stream as it was: the round loses nothing by running eagerly.
+        stream.run(body()?, keeps)?;
+        self.counts.without_graph += 1;
+        Ok(How::CaptureFailed)
     }
 
-    /// Captures a body ahead of its first round, as start-up does for the ladder of row counts.
+    /// Captures a body ahead of its first round, as start-up does for the ladder of row counts. False if the
+    /// capture failed: nothing is lost, and the key runs eagerly in this generation.
     ///
     /// # Errors
-    /// The capture failed; the key will run eagerly.
+    /// As [`Bank::run`].
     pub fn capture(
         &mut self,
         stream: &Stream,
         key: &Key,
         keeps: &[Arena],
         body: impl Fn() -> Result<Emission>,
-    ) -> Result<()> {
-        let captured = record(stream, key, keeps, body);
-        let exec = captured.inspect_err(|_| {
-            self.counts.capture_failed += 1;
-            self.failed.insert(key.clone());
-        })?;
-        self.make_room(exec.bytes());
-        self.bytes += exec.bytes();
-        self.counts.captured += 1;
-        self.seen.remove(key);
-        let held = Held { exec, generation: self.generation };
-        if let Some(old) = self.execs.insert(key.clone(), held) {
-            self.bytes -= old.exec.bytes();
+    ) -> Result<bool> {
+        // Emitted before the capture begins: capturing is for launches alone.
+        let emission = body()?;
+        match record(stream, key, keeps, emission) {
+            Ok(exec) if exec.bytes() <= self.budget_bytes => self.hold(key, exec),
+            Ok(_)
+            | Err(Error::CaptureFailed { .. } | Error::Capturing { .. } | Error::OutOfMemory { .. }) => {
+                self.counts.capture_failed += 1;
+                note(&mut self.failed, key);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Compares the graph of `key` with what the key emits now. A graph that differs is dropped with its
@@ -190,22 +197,30 @@ impl Bank {
         self.execs.get(key).map(|held| &held.exec)
     }
 
-    /// Notes a key; whether it was new.
-    fn first_sight(&mut self, key: &Key) -> bool {
-        if self.seen.len() >= SIGHTS {
-            self.seen.clear();
+    /// Takes an exec that fits the budget.
+    fn hold(&mut self, key: &Key, exec: Exec) {
+        if let Some(old) = self.execs.remove(key) {
+            self.bytes -= old.exec.bytes();
+            self.counts.evicted += 1;
         }
-        self.seen.insert(key.clone())
+        self.make_room(exec.bytes());
+        self.bytes += exec.bytes();
+        self.counts.captured += 1;
+        self.seen.remove(key);
+        self.failed.remove(key);
+        self.execs.insert(key.clone(), Held { exec, replayed: None });
     }
 
     fn make_room(&mut self, bytes: usize) {
-        if self.bytes + bytes <= self.budget_bytes {
+        let left = self.budget_bytes - bytes;
+        if self.bytes <= left {
             return;
         }
-        let current = self.generation;
-        self.evict(|held| held.generation < current);
-        if self.bytes + bytes > self.budget_bytes {
-            self.evict(|_| true);
+        let now = Some(self.generation);
+        let used = self.execs.values().filter(|held| held.replayed == now);
+        match used.map(|held| held.exec.bytes()).sum::<usize>() <= left {
+            true => self.evict(|held| held.replayed != now),
+            false => self.evict(|_| true),
         }
     }
 
@@ -215,14 +230,21 @@ impl Bank {
         self.execs.retain(|_, held| !gone(held));
         self.bytes = self.execs.values().map(|held| held.exec.bytes()).sum();
         self.counts.evicted += (before - self.execs.len()) as u64;
+        self.seen.clear();
         self.failed.clear();
         self.generation += 1;
     }
 }
 
-fn record(stream: &Stream, key: &Key, keeps: &[Arena], body: impl Fn() -> Result<Emission>) -> Result<Exec> {
-    // Emitted before the capture begins: capturing is for launches alone.
-    let emission = body()?;
+/// Adds a key to a set of at most [`NOTED`].
+fn note(keys: &mut HashSet<Key>, key: &Key) {
+    if keys.len() >= NOTED && !keys.contains(key) {
+        keys.clear();
+    }
+    keys.insert(key.clone());
+}
+
+fn record(stream: &Stream, key: &Key, keeps: &[Arena], emission: Emission) -> Result<Exec> {
     let recording = Recording::begin(stream, key.to_string())?;
     stream.run(emission, keeps)?;
     recording.finish(keeps.to_vec())

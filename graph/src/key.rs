@@ -10,10 +10,8 @@ use crate::digest::Digest;
 /// resident; a property test emits rounds of equal keys and compares their emission digests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// What the body is, such as "decode".
+    /// What the body is, such as "decode": everything of its shape that the fields below do not say.
     pub kind: &'static str,
-    /// Rows in all.
-    pub rows: u32,
     /// The buffers of consecutive rows, in order.
     pub buffers: SmallVec<[Buffers; 4]>,
     /// Version of the layout of what is staged.
@@ -37,9 +35,16 @@ pub struct Buffers {
     pub rows: u32,
 }
 
+impl Key {
+    /// Rows in all.
+    pub fn rows(&self) -> u32 {
+        self.buffers.iter().map(|buffers| buffers.rows).sum()
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} rows", self.kind, self.rows)?;
+        write!(f, "{} {} rows", self.kind, self.rows())?;
         for buffers in &self.buffers {
             write!(f, ", {} on {:.12}", buffers.rows, buffers.digest)?;
         }

@@ -38,5 +38,5 @@ pub use kernel::{Definition, Grid, Kernel, Source, Twin};
 pub use key::{Buffers, Key};
 pub use recording::Recording;
 pub use region::{Region, Span};
-pub use staging::Staging;
+pub use staging::{Pending, Readback, Staging};
 pub use stream::{Event, Stream};

@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use graph::{Bank, BankCounts, Digest, Digester, How};
+use graph::{Bank, BankCounts, Digest, Digester, How, Pending};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
@@ -32,7 +32,7 @@ use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, RoundShape};
 use crate::reply::ReplyText;
 use crate::request::Submission;
-use crate::runner::{ReadBack, Runner};
+use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use stage::Stage;
 
@@ -74,7 +74,7 @@ struct Live {
 struct Flying {
     round: Round,
     how: Ran,
-    read: Option<ReadBack>,
+    read: Option<Pending<Outcome>>,
 }
 
 /// How a round was executed.
@@ -213,8 +213,8 @@ impl Engine {
                 return Ok(Turn::Queued);
             }
         }
-        let Some(flying) = self.flying.pop_front() else { return Ok(Turn::Idle) };
-        let outcomes = flying.read.map_or(Ok(Vec::new()), |read| self.runner.take(read))?;
+        let Some(mut flying) = self.flying.pop_front() else { return Ok(Turn::Idle) };
+        let outcomes = flying.read.take().map_or(Ok(Vec::new()), |pending| self.runner.take(pending))?;
         let traces = if self.options.trace { self.trace(&flying.round)? } else { Vec::new() };
         let outcome = self.judge(&flying, &outcomes);
         let effects = settle(&mut self.state, &flying.round, &outcome);
@@ -247,6 +247,12 @@ impl Engine {
     /// Staging and execution, for tests.
     pub fn runner(&self) -> &Runner {
         &self.runner
+    }
+
+    /// The same, to plant faults in.
+    #[doc(hidden)]
+    pub fn runner_mut(&mut self) -> &mut Runner {
+        &mut self.runner
     }
 
     /// What was done so far.
@@ -503,6 +509,7 @@ fn warm(engine: &mut Engine) -> Result<(), Error> {
         for rows in (1..=most).rev() {
             let groups = [Group { lanes, rows }];
             let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
+            // A key whose capture fails runs eagerly; the bank counts it.
             runner.prepare(&mut engine.bank, &shape)?;
         }
     }

@@ -42,6 +42,8 @@ pub struct LaneLayout {
     pub pages_per_lane: usize,
     /// A view of one sparse layer's part of a page, without addresses.
     view: Pages,
+    /// Digest of every offset and size that argument blocks bake. Spans never change after they are laid out.
+    spans: Digest,
 }
 
 /// What one layer keeps in a slot.
@@ -99,13 +101,24 @@ impl LaneLayout {
                 LayerSpans::Sparse { ring: slot.add(format!("layer {layer} index ring"), ring), page_offset }
             }
         });
-        let layers = layers.collect();
+        let layers: Vec<LayerSpans> = layers.collect();
         let windows = (0..config.num_hidden_layers).map(|layer| {
             let ngram = config.ple.iter().find(|ple| ple.layer == layer).and(config.ngram)?;
             let columns = (ngram.conv_kernel_size - 1) * ngram.ngram_size;
             Some(slot.add(format!("layer {layer} n-gram window"), columns * config.streams_width() * bytes))
         });
         let ngram_windows = windows.collect();
+        let mut spans = Digester::new();
+        spans.bytes(bytemuck::bytes_of(&view));
+        slot.spans().for_each(|(_, span)| {
+            spans.number(span.offset as u64).number(span.bytes as u64);
+        });
+        for layer in &layers {
+            if let LayerSpans::Sparse { page_offset, .. } = *layer {
+                spans.number(page_offset as u64);
+            }
+        }
+        let spans = spans.finish();
         LaneLayout {
             element,
             slot,
@@ -119,6 +132,7 @@ impl LaneLayout {
             page_bytes,
             pages_per_lane,
             view,
+            spans,
         }
     }
 
@@ -162,7 +176,6 @@ pub struct Lanes {
     pub slab: Slab,
     /// The pages.
     pub pool: PagePool,
-    digest: Digest,
 }
 
 impl Lanes {
@@ -175,12 +188,7 @@ impl Lanes {
         pool: PagePool,
     ) -> graph::Result<Lanes> {
         let slab = Slab::new(device, "lane slots", &layout.slot, slots)?;
-        let mut digest = Digester::new();
-        digest.number(number.into()).digest(slab.digest());
-        digest.digest(pool.arena.digest()).number(pool.pages as u64);
-        digest.number(layout.page_bytes as u64).number(layout.pages_per_lane as u64);
-        let digest = digest.text(layout.element.name()).finish();
-        Ok(Lanes { number, layout, slab, pool, digest })
+        Ok(Lanes { number, layout, slab, pool })
     }
 
     /// A part of every slot.
@@ -203,7 +211,33 @@ impl Lanes {
     /// The buffer digest of every lane of this slab: each address, stride, capacity and type that an
     /// argument block bakes for it.
     pub fn digest(&self) -> Digest {
-        self.digest
+        let mut digest = Digester::new();
+        self.baked().iter().for_each(|&(_, part)| {
+            digest.digest(part);
+        });
+        digest.finish()
+    }
+
+    /// The parts of [`Lanes::digest`], by name. Leaving one out would let two slabs that need different
+    /// launches share a graph.
+    ///
+    /// The digest of the slab covers the stride and the number of its slots although its epoch implies them:
+    /// a slab never changes them. The element is implied by the spans, which elements of another size move;
+    /// two types of one size would not move them.
+    #[doc(hidden)]
+    pub fn baked(&self) -> [(&'static str, Digest); 8] {
+        let number = |number: usize| Digest(number as u128);
+        let Lanes { layout, pool, .. } = self;
+        [
+            ("number", number(self.number as usize)),
+            ("slab", self.slab.digest()),
+            ("pool", pool.arena.digest()),
+            ("pages", number(pool.pages)),
+            ("page bytes", number(layout.page_bytes)),
+            ("pages per lane", number(layout.pages_per_lane)),
+            ("spans", layout.spans),
+            ("element", number(layout.element as usize)),
+        ]
     }
 
     /// The arenas that launches on this slab point into.

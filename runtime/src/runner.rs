@@ -1,17 +1,18 @@
 //! Staging and executing rounds: the device side of one round, with nothing decided here.
 
 use graph::{
-    Arena, Bank, Buffers, Device, Emission, Event, Exec, How, Key, Pinned, Recording, Result, Staging, Stream,
+    Arena, Bank, Buffers, Device, Emission, Exec, How, Key, Pending, Readback, Recording, Result, Staging,
+    Stream,
 };
 use kernels::numerics::{Element, ElementType};
 use kernels::table::{BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling};
 
 use crate::lanes::Lanes;
-use crate::model::{Group, Model, RoundShape};
+use crate::model::{Group, Model, Picks, RoundShape};
 use crate::scratch::{RoundLimits, Scratch};
 
 /// Rounds whose outcomes may be under way.
-pub const DEPTH: usize = 2;
+pub const DEPTH: usize = graph::staging::DEPTH;
 
 /// What varies in a round: the rows of the staged table.
 #[derive(Clone, Copy, Debug)]
@@ -40,15 +41,20 @@ pub struct Runner {
     pub scratch: Scratch,
     staging: Staging,
     biases: Staging,
-    results: [(Pinned, Event); DEPTH],
-    turn: usize,
+    results: Readback,
+    key_fault: Option<fn(&mut Key)>,
 }
 
-/// Outcomes on their way to the host: see [`Runner::read_back`].
+/// The rings of a runner, by what they carry.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
-pub struct ReadBack {
-    buffer: usize,
-    count: usize,
+pub enum Ring {
+    /// Staged tables.
+    Table,
+    /// Bias lists.
+    Biases,
+    /// Outcomes.
+    Results,
 }
 
 impl Runner {
@@ -64,7 +70,7 @@ impl Runner {
             staging,
             biases: Staging::new(device, "bias list", BIASES * size_of::<Bias>())?,
             results,
-            turn: 0,
+            key_fault: None,
         })
     }
 
@@ -101,7 +107,8 @@ impl Runner {
         // Decode rows need nothing of the last part.
         let bytes = if table.prompt.is_empty() { layout.prompt.offset } else { layout.bytes };
         let header = Header { rows: table.rows.len() as u32, edits: table.edits.len() as u32 };
-        self.staging.upload(&self.stream, self.scratch.buffers.table_base, bytes, |buffer| {
+        let (to, keeps) = (self.scratch.buffers.table_base, std::slice::from_ref(&self.scratch.arena));
+        self.staging.upload(&self.stream, to, bytes, keeps, |buffer| {
             let mut put = |offset: usize, part: &[u8]| buffer[offset..][..part.len()].copy_from_slice(part);
             put(layout.header.offset, bytemuck::bytes_of(&header));
             put(layout.rows.offset, bytemuck::cast_slice(table.rows));
@@ -124,7 +131,8 @@ impl Runner {
         }
         let bytes: &[u8] = bytemuck::cast_slice(list);
         let to = lanes.layout.biases.at(lanes.slab.slot(slot));
-        self.biases.upload(&self.stream, to, bytes.len(), |buffer| buffer.copy_from_slice(bytes))
+        let keeps = lanes.arenas();
+        self.biases.upload(&self.stream, to, bytes.len(), &keeps, |buffer| buffer.copy_from_slice(bytes))
     }
 
     /// The launches of a round of this shape.
@@ -142,19 +150,26 @@ impl Runner {
     /// What a graph of a round of this shape depends on.
     pub fn key(&self, shape: &RoundShape<'_>) -> Key {
         let buffers = |group: &Group<'_>| Buffers { digest: group.lanes.digest(), rows: group.rows as u32 };
-        Key {
-            kind: match shape.kind {
-                Kind::Prompt => "prompt",
-                Kind::Decode => "decode",
+        let mut key = Key {
+            kind: match (shape.kind, shape.picks) {
+                (Kind::Prompt, Picks::All) => "prompt, all picked",
+                (Kind::Prompt, Picks::Last) => "prompt",
+                (Kind::Prompt, Picks::None) => "prompt, none picked",
+                (Kind::Decode, Picks::All) => "decode",
+                (Kind::Decode, Picks::Last) => "decode, last picked",
+                (Kind::Decode, Picks::None) => "decode, none picked",
             },
-            rows: shape.groups.iter().map(|group| group.rows as u32).sum(),
             buffers: shape.groups.iter().map(buffers).collect(),
             layout: LAYOUT,
             scratch: self.scratch.arena.epoch(),
             weights: self.weights.epoch(),
             communicator: 0,
             split: 0,
+        };
+        if let Some(fault) = self.key_fault {
+            fault(&mut key);
         }
+        key
     }
 
     /// Queues a round by whatever the bank knows of its key.
@@ -162,8 +177,8 @@ impl Runner {
         bank.run(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
     }
 
-    /// Captures a round of this shape into the bank. Nothing of it runs.
-    pub fn prepare(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<()> {
+    /// Captures a round of this shape into the bank. Nothing of it runs. False if the capture failed.
+    pub fn prepare(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<bool> {
         bank.capture(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
     }
 
@@ -180,30 +195,21 @@ impl Runner {
     }
 
     /// Queues the copy of the last round's first `count` outcomes to the host. At most [`DEPTH`] may be under
-    /// way: the next one reuses the buffer of the one before the last.
-    pub fn read_back(&mut self, count: usize) -> Result<ReadBack> {
-        let (pinned, event) = &self.results[self.turn];
-        let mut emission = Emission::new();
-        emission.copy(pinned.base().cast(), self.scratch.buffers.outcomes, count);
-        self.stream.run(emission, std::slice::from_ref(&self.scratch.arena))?;
-        self.stream.record(event)?;
-        let read = ReadBack { buffer: self.turn, count };
-        self.turn = (self.turn + 1) % DEPTH;
-        Ok(read)
+    /// way.
+    pub fn read_back(&mut self, count: usize) -> Result<Pending<Outcome>> {
+        let (from, keeps) = (self.scratch.buffers.outcomes, std::slice::from_ref(&self.scratch.arena));
+        self.results.queue(&self.stream, from, count, keeps)
     }
 
     /// The outcomes that were read back, after waiting for them and for nothing later.
-    pub fn take(&self, read: ReadBack) -> Result<Vec<Outcome>> {
-        let (pinned, event) = &self.results[read.buffer];
-        event.synchronize()?;
-        let bytes = read.count * size_of::<Outcome>();
-        Ok(pinned.read(|results| bytemuck::allocation::pod_collect_to_vec(&results[..bytes])))
+    pub fn take(&mut self, pending: Pending<Outcome>) -> Result<Vec<Outcome>> {
+        self.results.take(pending)
     }
 
     /// The outcomes of the last round's first `count` picked rows, after running everything queued.
     pub fn outcomes(&mut self, count: usize) -> Result<Vec<Outcome>> {
-        let read = self.read_back(count)?;
-        self.take(read)
+        let pending = self.read_back(count)?;
+        self.take(pending)
     }
 
     /// The logits of the last round's first `count` picked rows, after running everything queued.
@@ -231,22 +237,36 @@ impl Runner {
         crate::bundle::Bundle { lanes, slot, pages: &[], length: 0 }.zero(&mut emission);
         self.stream.run(emission, &lanes.arenas())
     }
+
+    /// Plants a fault: the ring's buffers are reused without waiting.
+    #[doc(hidden)]
+    pub fn remove_fence(&mut self, ring: Ring) {
+        match ring {
+            Ring::Table => self.staging.remove_fence(),
+            Ring::Biases => self.biases.remove_fence(),
+            Ring::Results => self.results.remove_fence(),
+        }
+    }
+
+    /// Plants a fault: every key is changed before it is used.
+    #[doc(hidden)]
+    pub fn plant_key_fault(&mut self, fault: Option<fn(&mut Key)>) {
+        self.key_fault = fault;
+    }
 }
 
 /// The buffers that depend on the size of rounds.
 struct Buffering {
     scratch: Scratch,
     staging: Staging,
-    results: [(Pinned, Event); DEPTH],
+    results: Readback,
 }
 
 impl Buffering {
     fn new(device: &Device, model: &Model, limits: RoundLimits) -> Result<Buffering> {
         let scratch = Scratch::new(device, &model.config, model.element, limits)?;
         let staging = Staging::new(device, "staged table", scratch.buffers.table_layout.bytes)?;
-        let bytes = limits.picked_rows * size_of::<Outcome>();
-        let result = || device.pinned("outcomes", bytes).map(|pinned| (pinned, device.event()));
-        let results = [result()?, result()?];
+        let results = Readback::new(device, "outcomes", limits.picked_rows * size_of::<Outcome>())?;
         Ok(Buffering { scratch, staging, results })
     }
 }

@@ -101,7 +101,7 @@ fn what_a_capture_excludes_is_refused_by_name_and_breaks_it() {
         ("synchronisation", |b| b.stream.synchronize()),
         ("synchronisation", |b| b.other.synchronize()),
         ("synchronisation", |b| b.event.synchronize()),
-        ("synchronisation", |b| b.staging.upload(&b.stream, b.arena.base(), 4, |_| ())),
+        ("synchronisation", |b| b.staging.upload(&b.stream, b.arena.base(), 4, &[], |_| ())),
         ("waiting for an event", |b| b.stream.wait(&b.event)),
         ("recording an event", |b| b.stream.record(&b.event)),
         ("a replay", |b| b.stream.replay(&b.exec)),

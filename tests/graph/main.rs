@@ -1,11 +1,13 @@
 //! The host device: memory, streams, captures and faults, seen from outside the crate.
 
 mod access;
+mod bank;
 mod capture;
 mod emission;
 mod errors;
 mod faults;
 mod memory;
+mod readback;
 mod rig;
 mod staging;
 mod streams;

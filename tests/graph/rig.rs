@@ -99,6 +99,11 @@ impl Log {
         launch::<Note>(&NoteArgs { log: self.0.base().cast(), from: from.cast(), value: 0, pad: 0 })
     }
 
+    /// Forgets what was noted.
+    pub(crate) fn clear(&self) {
+        self.0.write(self.0.base().cast(), &[0u32]).unwrap();
+    }
+
     pub(crate) fn seen(&self) -> Vec<u32> {
         let all = words(&self.0, 1024);
         all[1..][..all[0] as usize].to_vec()

@@ -21,7 +21,8 @@ fn with_pinned() -> (Rig, Arena, Pinned) {
 }
 
 fn upload(rig: &Rig, ring: &mut Staging, to: &Arena, value: u32) -> Result<(), Error> {
-    ring.upload(&rig.stream, to.base(), 4, |bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
+    let keeps = std::slice::from_ref(to);
+    ring.upload(&rig.stream, to.base(), 4, keeps, |bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn each_buffer_waits_for_the_stream_that_reads_it() {
     for turn in 0..10u32 {
         let stream = if turn % 3 == 0 { &rig.stream } else { &other };
         let at = to.base().byte_add(if turn % 3 == 0 { 0 } else { 4 });
-        ring.upload(stream, at, 4, |bytes| bytes.copy_from_slice(&turn.to_ne_bytes())).unwrap();
+        ring.upload(stream, at, 4, &[], |bytes| bytes.copy_from_slice(&turn.to_ne_bytes())).unwrap();
     }
     rig.stream.synchronize().unwrap();
     other.synchronize().unwrap();
@@ -116,7 +117,7 @@ fn an_upload_that_is_too_large_is_refused_and_changes_nothing() {
     let rig = Rig::new();
     let to = zeros(&rig.device, "to", 2);
     let mut ring = Staging::new(&rig.device, "ring", 4).unwrap();
-    let text = ring.upload(&rig.stream, to.base(), 5, |_| panic!("not asked")).unwrap_err().to_string();
+    let text = ring.upload(&rig.stream, to.base(), 5, &[], |_| panic!("not asked")).unwrap_err().to_string();
     assert_eq!(text, "upload: 5 bytes do not fit a staging buffer of 4");
     upload(&rig, &mut ring, &to, 7).unwrap();
     rig.stream.synchronize().unwrap();
@@ -130,7 +131,7 @@ fn a_fill_that_panics_leaves_the_ring_usable() {
     let mut ring = Staging::new(&rig.device, "ring", 4).unwrap();
     upload(&rig, &mut ring, &to, 1).unwrap();
     upload(&rig, &mut ring, &to, 2).unwrap();
-    let panics = AssertUnwindSafe(|| ring.upload(&rig.stream, to.base(), 4, |_| panic!("no bytes")));
+    let panics = AssertUnwindSafe(|| ring.upload(&rig.stream, to.base(), 4, &[], |_| panic!("no bytes")));
     assert!(catch_unwind(panics).is_err());
     upload(&rig, &mut ring, &to, 3).unwrap();
     rig.stream.synchronize().unwrap();

@@ -54,6 +54,9 @@ pub struct EngineOptions {
     pub trace: bool,
     /// Whether fresh device memory is poisoned; zeros otherwise.
     pub poison: bool,
+    /// Plants a fault, for the suite that proves that tests catch it: changes every round key.
+    #[doc(hidden)]
+    pub key_fault: Option<fn(&mut graph::Key)>,
 }
 
 /// A cache class: lanes with room for so many positions, and the pages they share.
@@ -83,6 +86,7 @@ impl Default for EngineOptions {
             depth: DEPTH,
             trace: false,
             poison: false,
+            key_fault: None,
         }
     }
 }
@@ -254,6 +258,7 @@ pub fn open(
         audits_failed: 0,
         options,
     };
+    engine.runner.plant_key_fault(engine.options.key_fault);
     warm(&mut engine)?;
     Ok(OpenEngine { engine, tokenizer, chat })
 }
