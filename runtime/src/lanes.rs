@@ -110,8 +110,9 @@ impl LaneLayout {
         let ngram_windows = windows.collect();
         let mut spans = Digester::new();
         spans.bytes(bytemuck::bytes_of(&view));
-        slot.spans().for_each(|(_, span)| {
-            spans.number(span.offset as u64).number(span.bytes as u64);
+        // Labels say whose a span is: two layouts may cut a slot alike and use it otherwise.
+        slot.spans().for_each(|(label, span)| {
+            spans.text(label).number(span.offset as u64).number(span.bytes as u64);
         });
         for layer in &layers {
             if let LayerSpans::Sparse { page_offset, .. } = *layer {
