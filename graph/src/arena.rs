@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytemuck::Pod;
 
 use crate::Ptr;
-use crate::device::Device;
+use crate::cuda::{Cuda, PinnedMemory, Release};
+use crate::device::{CudaDevice, Device, HostDevice};
 use crate::digest::{Digest, Digester};
 use crate::error::{Error, Result};
 use crate::host::{Host, Place};
@@ -21,7 +22,7 @@ static EPOCH: AtomicU64 = AtomicU64::new(1);
 pub struct Arena(Arc<Owned>);
 
 struct Owned {
-    host: Arc<Host>,
+    device: Device,
     label: String,
     address: u64,
     bytes: usize,
@@ -29,12 +30,17 @@ struct Owned {
 }
 
 impl Arena {
-    pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Arena> {
-        host.refuse_in_capture("allocation")?;
-        host.healthy()?;
-        let address = host.memory().allocate(label, bytes, Place::Device)?;
+    pub(crate) fn new(device: &Device, label: &str, bytes: usize) -> Result<Arena> {
+        let address = match device {
+            Device::Host(HostDevice(host)) => {
+                host.state.refuse_in_capture("allocation")?;
+                host.state.healthy()?;
+                host.memory().allocate(label, bytes, Place::Device)?
+            }
+            Device::Cuda(CudaDevice(cuda)) => cuda.allocate(label, bytes)?,
+        };
         let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
-        Ok(Arena(Arc::new(Owned { host: host.clone(), label: label.into(), address, bytes, epoch })))
+        Ok(Arena(Arc::new(Owned { device: device.clone(), label: label.into(), address, bytes, epoch })))
     }
 
     /// What the memory is for.
@@ -66,26 +72,41 @@ impl Arena {
     /// read the old bytes.
     pub fn write<T: Pod>(&self, to: Ptr<T>, values: &[T]) -> Result<()> {
         self.check_range("write", to, values.len())?;
-        self.0.host.refuse_in_capture("a synchronous write")?;
-        self.0.host.healthy()?;
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        let mut memory = self.0.host.memory();
-        memory.bytes_mut(to.address(), bytes.len()).expect("the range was checked").copy_from_slice(bytes);
-        Ok(())
+        match &self.0.device {
+            Device::Host(HostDevice(host)) => {
+                host.state.refuse_in_capture("a synchronous write")?;
+                host.state.healthy()?;
+                let mut memory = host.memory();
+                let target = memory.bytes_mut(to.address(), bytes.len());
+                target.expect("the range was checked").copy_from_slice(bytes);
+                Ok(())
+            }
+            Device::Cuda(CudaDevice(cuda)) => cuda.write(to.address(), bytes),
+        }
     }
 
     /// Reads `count` values at `from`, which must lie in this arena. Waits for nothing: synchronise first.
     pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Result<Vec<T>> {
         self.check_range("read", from, count)?;
-        self.0.host.refuse_in_capture("a synchronous read")?;
-        self.0.host.healthy()?;
-        let memory = self.0.host.memory();
-        let bytes = memory.bytes(from.address(), count * size_of::<T>()).expect("the range was checked");
-        Ok(bytemuck::allocation::pod_collect_to_vec(bytes))
+        match &self.0.device {
+            Device::Host(HostDevice(host)) => {
+                host.state.refuse_in_capture("a synchronous read")?;
+                host.state.healthy()?;
+                let memory = host.memory();
+                let bytes = memory.bytes(from.address(), count * size_of::<T>());
+                Ok(bytemuck::allocation::pod_collect_to_vec(bytes.expect("the range was checked")))
+            }
+            Device::Cuda(CudaDevice(cuda)) => {
+                let mut values = vec![T::zeroed(); count];
+                cuda.read(bytemuck::cast_slice_mut(&mut values), from.address())?;
+                Ok(values)
+            }
+        }
     }
 
-    pub(crate) fn host(&self) -> &Arc<Host> {
-        &self.0.host
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
     }
 
     fn check_range<T>(&self, call: &'static str, at: Ptr<T>, count: usize) -> Result<()> {
@@ -102,7 +123,10 @@ impl Arena {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        self.host.release(self.address);
+        match &self.device {
+            Device::Host(HostDevice(host)) => host.release(self.address),
+            Device::Cuda(CudaDevice(cuda)) => cuda.release(Release::Device(self.address, self.bytes)),
+        }
     }
 }
 
@@ -113,48 +137,75 @@ impl fmt::Debug for Arena {
 }
 
 /// Pinned host memory: the host writes and reads it, and copies may name its addresses.
-pub struct Pinned {
-    host: Arc<Host>,
-    address: u64,
-    bytes: usize,
+pub struct Pinned(Pages);
+
+enum Pages {
+    Host { host: Arc<Host>, address: u64, bytes: usize },
+    Cuda(PinnedMemory),
 }
 
 impl Pinned {
     pub(crate) fn on_host(host: &Arc<Host>, label: &str, bytes: usize) -> Result<Pinned> {
-        host.refuse_in_capture("pinned allocation")?;
-        host.healthy()?;
+        host.state.refuse_in_capture("pinned allocation")?;
+        host.state.healthy()?;
         let address = host.memory().allocate(label, bytes, Place::Pinned)?;
-        Ok(Pinned { host: host.clone(), address, bytes })
+        Ok(Pinned(Pages::Host { host: host.clone(), address, bytes }))
+    }
+
+    pub(crate) fn on_cuda(cuda: &Arc<Cuda>, label: &str, bytes: usize) -> Result<Pinned> {
+        PinnedMemory::new(cuda, label, bytes).map(|memory| Pinned(Pages::Cuda(memory)))
     }
 
     /// Its first address.
     pub fn base(&self) -> Ptr<u8> {
-        Ptr::new(self.address)
+        match &self.0 {
+            Pages::Host { address, .. } => Ptr::new(*address),
+            Pages::Cuda(memory) => Ptr::new(memory.address()),
+        }
     }
 
     /// Its size in bytes.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        match &self.0 {
+            Pages::Host { bytes, .. } => *bytes,
+            Pages::Cuda(memory) => memory.bytes().len(),
+        }
     }
 
-    /// Lets the host write. Copies from here that were queued and have not run become faults. `fill` must
-    /// not call the device: it would wait for itself.
+    /// Lets the host write. Copies from here that were queued and have not run become faults on the host
+    /// device and read either bytes on a CUDA device: fence them. `fill` must not call the device: the host
+    /// device would wait for itself.
     pub fn write<R>(&mut self, fill: impl FnOnce(&mut [u8]) -> R) -> R {
-        let mut memory = self.host.memory();
-        memory.touch(self.address);
-        fill(memory.bytes_mut(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
+        match &mut self.0 {
+            Pages::Host { host, address, bytes } => {
+                let mut memory = host.memory();
+                memory.touch(*address);
+                let bytes = memory.bytes_mut(*address, *bytes);
+                fill(bytes.expect("pinned memory lives as long as its owner"))
+            }
+            Pages::Cuda(memory) => fill(memory.bytes_mut()),
+        }
     }
 
-    /// Lets the host read. `look` must not call the device: it would wait for itself.
+    /// Lets the host read. Wait for copies to here first. `look` must not call the device: the host device
+    /// would wait for itself.
     pub fn read<R>(&self, look: impl FnOnce(&[u8]) -> R) -> R {
-        let memory = self.host.memory();
-        look(memory.bytes(self.address, self.bytes).expect("pinned memory lives as long as its owner"))
+        match &self.0 {
+            Pages::Host { host, address, bytes } => {
+                let memory = host.memory();
+                look(memory.bytes(*address, *bytes).expect("pinned memory lives as long as its owner"))
+            }
+            Pages::Cuda(memory) => look(memory.bytes()),
+        }
     }
 }
 
-impl Drop for Pinned {
+impl Drop for Pages {
     fn drop(&mut self) {
-        self.host.release(self.address);
+        // The CUDA variant has an owner of its own.
+        if let Pages::Host { host, address, .. } = self {
+            host.release(*address);
+        }
     }
 }
 
@@ -211,9 +262,9 @@ mod tests {
 
     #[test]
     fn digests_cover_every_field_that_a_launch_can_bake() {
-        let host = Host::new(HostOptions::default());
+        let device = Device::host(HostOptions::default());
         let arena = |address, bytes, epoch| {
-            Arena(Arc::new(Owned { host: host.clone(), label: "pool".into(), address, bytes, epoch }))
+            Arena(Arc::new(Owned { device: device.clone(), label: "pool".into(), address, bytes, epoch }))
         };
         let slab = |arena, stride, slots| Slab { arena, stride, slots }.digest();
         let plain = || arena(1 << 20, 512, 7);

@@ -1,10 +1,13 @@
-//! A device: where memory, streams and captures come from. A closed set; today its only member is the host.
+//! A device: where memory, streams and captures come from. A closed set: the host, and CUDA.
 
 use std::sync::Arc;
 
 use crate::arena::{Arena, Pinned};
-use crate::error::Result;
+use crate::cuda::{self, Cuda, CudaOptions};
+use crate::error::{Error, Result};
 use crate::host::{Host, HostOptions};
+use crate::kernel::Definition;
+use crate::state::State;
 use crate::stream::{Event, Stream};
 
 /// One device. Clones are handles to the same device.
@@ -12,16 +15,53 @@ use crate::stream::{Event, Stream};
 pub enum Device {
     /// The host device.
     Host(HostDevice),
+    /// A CUDA device.
+    Cuda(CudaDevice),
 }
 
 /// A handle to a host device.
 #[derive(Clone)]
 pub struct HostDevice(pub(crate) Arc<Host>);
 
+/// A handle to a CUDA device.
+#[derive(Clone)]
+pub struct CudaDevice(pub(crate) Arc<Cuda>);
+
+impl CudaDevice {
+    /// What its code is compiled for, such as `sm_90a`.
+    pub fn architecture(&self) -> &str {
+        self.0.architecture()
+    }
+}
+
 impl Device {
     /// A new host device.
     pub fn host(options: HostOptions) -> Device {
         Device::Host(HostDevice(Host::new(options)))
+    }
+
+    /// CUDA device `ordinal`, in the driver's order.
+    ///
+    /// # Errors
+    /// The driver, or the device, is missing or too old.
+    pub fn cuda(ordinal: usize) -> Result<Device> {
+        Device::cuda_with(CudaOptions { ordinal, ..CudaOptions::default() })
+    }
+
+    /// A CUDA device, with settings.
+    ///
+    /// # Errors
+    /// The driver, or the device, is missing or too old.
+    pub fn cuda_with(options: CudaOptions) -> Result<Device> {
+        Ok(Device::Cuda(CudaDevice(Cuda::open(options)?)))
+    }
+
+    /// How many CUDA devices there are.
+    ///
+    /// # Errors
+    /// The driver is missing or too old.
+    pub fn cuda_count() -> Result<usize> {
+        cuda::count()
     }
 
     /// What the device is, for people.
@@ -31,54 +71,93 @@ impl Device {
                 let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
                 format!("host ({threads} threads)")
             }
+            Device::Cuda(CudaDevice(cuda)) => cuda.describe(),
         }
     }
 
-    /// Allocates `bytes` bytes of device memory, poisoned.
+    /// Makes `definitions` ready to launch. A device that needs nothing for that does nothing; CUDA compiles
+    /// and loads their twins, and passes over those that have none. Do it before the first capture, and name
+    /// all kernels of a source at once.
+    ///
+    /// # Errors
+    /// A capture is in progress; NVRTC is missing; a source does not compile or load; a twin takes other
+    /// arguments than its kernel has.
+    pub fn prepare(&self, definitions: &[&'static Definition]) -> Result<()> {
+        match self {
+            Device::Host(HostDevice(host)) => host.state.refuse_in_capture("loading kernels"),
+            Device::Cuda(CudaDevice(cuda)) => cuda.prepare(definitions),
+        }
+    }
+
+    /// Allocates `bytes` bytes of device memory, poisoned or zeroed as the device's options say.
     ///
     /// # Errors
     /// Out of memory; or a capture is in progress.
     pub fn arena(&self, label: &str, bytes: usize) -> Result<Arena> {
-        match self {
-            Device::Host(HostDevice(host)) => Arena::on_host(host, label, bytes),
-        }
+        Arena::new(self, label, bytes)
     }
 
-    /// Allocates `bytes` bytes of pinned host memory, poisoned.
+    /// Allocates `bytes` bytes of pinned host memory, poisoned or zeroed as the device's options say.
     ///
     /// # Errors
-    /// A capture is in progress.
+    /// A capture is in progress; or the machine cannot give as much.
     pub fn pinned(&self, label: &str, bytes: usize) -> Result<Pinned> {
         match self {
             Device::Host(HostDevice(host)) => Pinned::on_host(host, label, bytes),
+            Device::Cuda(CudaDevice(cuda)) => Pinned::on_cuda(cuda, label, bytes),
         }
     }
 
-    /// A new stream.
+    /// A new stream. If the device cannot make one, that is its fault from then on, which every use reports.
     pub fn stream(&self) -> Stream {
         match self {
             Device::Host(HostDevice(host)) => Stream::on_host(host),
+            Device::Cuda(CudaDevice(cuda)) => Stream::on_cuda(cuda),
         }
     }
 
-    /// A new event, reached until it is recorded.
+    /// A new event, reached until it is recorded. A device that cannot make one reports it as for streams.
     pub fn event(&self) -> Event {
         match self {
             Device::Host(HostDevice(host)) => Event::on_host(host),
+            Device::Cuda(CudaDevice(cuda)) => Event::on_cuda(cuda),
         }
     }
 
-    /// Bytes of device memory in use.
+    /// Bytes of device memory in use by arenas.
     pub fn used_bytes(&self) -> usize {
         match self {
             Device::Host(HostDevice(host)) => host.memory().used(),
+            Device::Cuda(CudaDevice(cuda)) => cuda.used_bytes(),
         }
     }
 
-    /// Bytes of device memory that are free.
+    /// Bytes of device memory that are free; on a CUDA device of those that the driver has for anyone.
     pub fn free_bytes(&self) -> usize {
         match self {
             Device::Host(HostDevice(host)) => host.memory().free_bytes(),
+            Device::Cuda(CudaDevice(cuda)) => cuda.free_bytes(),
         }
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        match self {
+            Device::Host(HostDevice(host)) => &host.state,
+            Device::Cuda(CudaDevice(cuda)) => &cuda.state,
+        }
+    }
+
+    /// Refuses `call` with something of another device: its addresses may be live here too.
+    pub(crate) fn refuse_other(&self, call: &'static str, other: &Device) -> Result<()> {
+        // A device and its state are one allocation.
+        match std::ptr::eq(self.state(), other.state()) {
+            true => Ok(()),
+            false => Err(Error::OtherDevice { call }),
+        }
+    }
+
+    /// Refuses `call` with arenas of another device.
+    pub(crate) fn refuse_foreign(&self, call: &'static str, arenas: &[Arena]) -> Result<()> {
+        arenas.iter().try_for_each(|arena| self.refuse_other(call, arena.device()))
     }
 }

@@ -36,6 +36,22 @@ pub enum Error {
         /// Bytes that were left.
         free: usize,
     },
+    /// Something that this machine would need does not exist or cannot be used.
+    Missing {
+        /// What: a library, a device.
+        what: String,
+        /// What was looked for and what was found.
+        why: String,
+    },
+    /// Device code that cannot be compiled or loaded.
+    Code {
+        /// The source file.
+        source: String,
+        /// What was being done with it.
+        doing: String,
+        /// What the compiler or the driver said.
+        why: String,
+    },
     /// A launch whose arguments are not legal; nothing was queued.
     Launch {
         /// The kernel.
@@ -76,6 +92,8 @@ impl fmt::Display for Error {
                 )?;
                 f.write_str("free something first")
             }
+            Error::Missing { what, why } => write!(f, "{what} is not usable: {why}"),
+            Error::Code { source, doing, why } => write!(f, "cannot {doing} `{source}`: {why}"),
             Error::Launch { kernel, why } => {
                 write!(f, "launch of `{kernel}` refused: {why}; nothing was queued")
             }
@@ -139,6 +157,13 @@ pub enum FaultKind {
     Domain(String),
     /// The kernel's host implementation panicked, with its message.
     Panicked(String),
+    /// The driver of a CUDA device said so.
+    Driver {
+        /// The name of its code.
+        name: String,
+        /// Its sentence.
+        says: String,
+    },
 }
 
 impl fmt::Display for Fault {
@@ -161,6 +186,7 @@ impl fmt::Display for Fault {
                 )
             }
             FaultKind::Domain(why) => f.write_str(why),
+            FaultKind::Driver { name, says } => write!(f, "the CUDA driver reports {name} ({says})"),
             FaultKind::Panicked(message) => write!(f, "the kernel panicked: {message}"),
         }
     }

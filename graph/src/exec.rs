@@ -4,24 +4,42 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::arena::Arena;
+use crate::cuda;
+use crate::device::Device;
 use crate::digest::Digest;
 use crate::emission::Emission;
-use crate::host::Host;
 
 /// Recorded work. It holds every arena that it points into, so a replay never meets a stale address.
 #[derive(Clone)]
 pub struct Exec {
-    host: Arc<Host>,
+    // Before the arenas: a graph goes before what it points to.
+    form: Form,
+    device: Device,
     label: Arc<str>,
     emission: Arc<Emission>,
     keeps: Arc<[Arena]>,
     digest: Digest,
 }
 
+/// What a device makes of a capture.
+#[derive(Clone)]
+pub(crate) enum Form {
+    /// The recorded list itself.
+    List,
+    /// A CUDA graph.
+    Graph(Arc<cuda::Graph>),
+}
+
 impl Exec {
-    pub(crate) fn new(host: Arc<Host>, label: String, emission: Emission, keeps: Vec<Arena>) -> Exec {
+    pub(crate) fn new(
+        device: Device,
+        label: String,
+        emission: Emission,
+        keeps: Vec<Arena>,
+        form: Form,
+    ) -> Exec {
         let digest = emission.digest();
-        Exec { host, label: label.into(), emission: Arc::new(emission), keeps: keeps.into(), digest }
+        Exec { form, device, label: label.into(), emission: Arc::new(emission), keeps: keeps.into(), digest }
     }
 
     /// What was captured.
@@ -34,18 +52,28 @@ impl Exec {
         self.digest
     }
 
-    /// Number of nodes.
+    /// Number of nodes: on a CUDA device those that the driver made.
     pub fn nodes(&self) -> usize {
-        self.emission.len()
+        match &self.form {
+            Form::List => self.emission.len(),
+            Form::Graph(graph) => graph.nodes(),
+        }
     }
 
-    /// Bytes that it takes beside what it points to.
+    /// Bytes that it takes beside what it points to; on a CUDA device an estimate by its nodes.
     pub fn bytes(&self) -> usize {
-        self.emission.bytes()
+        match &self.form {
+            Form::List => self.emission.bytes(),
+            Form::Graph(graph) => self.emission.bytes() + graph.bytes(),
+        }
     }
 
-    pub(crate) fn host(&self) -> &Arc<Host> {
-        &self.host
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn form(&self) -> &Form {
+        &self.form
     }
 
     pub(crate) fn emission(&self) -> &Arc<Emission> {

@@ -5,14 +5,15 @@
 //! **Who owns an address.** An [`Arena`] owns device memory; a [`Ptr`] is a number that says where in it
 //! something lies. Whatever outlives the call that used a `Ptr` (a queued launch, an [`Exec`]) holds the
 //! arenas it points into. The host device never reuses an address, so a stale one is an error that names
-//! the arena it came from.
+//! the arena it came from; a CUDA device trusts addresses, for the same emissions.
 //!
 //! Reading order: [`address`], [`region`], [`arena`], [`kernel`], [`emission`], [`stream`], [`recording`],
-//! [`exec`], [`key`], [`bank`], [`staging`], [`digest`], [`device`], [`host`].
+//! [`exec`], [`key`], [`bank`], [`staging`], [`digest`], [`device`], [`host`], [`cuda`].
 
 pub mod address;
 pub mod arena;
 pub mod bank;
+pub mod cuda;
 pub mod device;
 pub mod digest;
 pub mod emission;
@@ -24,11 +25,13 @@ pub mod key;
 pub mod recording;
 pub mod region;
 pub mod staging;
+mod state;
 pub mod stream;
 
 pub use address::Ptr;
 pub use arena::{Arena, Pinned, Slab};
 pub use bank::{Bank, BankCounts, How};
+pub use cuda::CudaOptions;
 pub use device::Device;
 pub use digest::{Digest, Digester};
 pub use emission::{Emission, Entry};

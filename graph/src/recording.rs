@@ -1,10 +1,8 @@
 //! The guard around one capture: it ends the capture however the body leaves.
 
 use crate::arena::Arena;
-use crate::emission::Emission;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
-use crate::host::Capture;
 use crate::stream::Stream;
 
 /// A capture in progress on one stream. [`Recording::finish`] makes the exec; dropping it instead throws
@@ -20,13 +18,8 @@ impl<'s> Recording<'s> {
     /// # Errors
     /// Another capture of this device is in progress.
     pub fn begin(stream: &'s Stream, label: impl Into<String>) -> Result<Recording<'s>> {
-        stream.host.healthy()?;
-        // One lock for the check and the start, or two threads could both begin.
-        let mut current = stream.host.capture.lock();
-        Capture::refuse(&mut current, "beginning another capture")?;
-        let (label, queue) = (label.into(), stream.queue.clone());
-        let (emission, keeps) = (Emission::new(), Vec::new());
-        *current = Some(Capture { label, emission, keeps, queue, broken: None });
+        stream.device().state().healthy()?;
+        stream.device().state().begin(stream.id(), label.into())?;
         Ok(Recording { stream })
     }
 
@@ -34,27 +27,30 @@ impl<'s> Recording<'s> {
     /// those that [`Stream::run`] was given meanwhile.
     ///
     /// # Errors
-    /// Something refused was called during the capture; it is lost, and nothing else is.
+    /// Something refused was called during the capture, or the device could not make a graph of it; it is
+    /// lost, and nothing else is.
     pub fn finish(self, mut keeps: Vec<Arena>) -> Result<Exec> {
-        let host = &self.stream.host;
-        let capture = host.capture.lock().take().expect("a recording owns the capture");
+        let device = self.stream.device();
+        let capture = device.state().end().expect("a recording owns the capture");
+        let stream = self.stream;
         // From here on another thread may capture, and dropping `self` would end its capture.
         std::mem::forget(self);
         if let Some(why) = capture.broken {
             return Err(Error::CaptureFailed { capture: capture.label, why });
         }
-        host.healthy()?;
+        device.state().healthy()?;
         keeps.extend(capture.keeps);
         keeps.sort_by_key(Arena::epoch);
         keeps.dedup_by_key(|arena| arena.epoch());
-        host.refuse_foreign("finishing a capture", &keeps)?;
-        Ok(Exec::new(host.clone(), capture.label, capture.emission, keeps))
+        device.refuse_foreign("finishing a capture", &keeps)?;
+        let form = stream.instantiate(&capture.label, &capture.emission)?;
+        Ok(Exec::new(device.clone(), capture.label, capture.emission, keeps, form))
     }
 }
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         // Only an unfinished recording is dropped, and no other can have begun while it was alive.
-        self.stream.host.capture.lock().take();
+        self.stream.device().state().end();
     }
 }

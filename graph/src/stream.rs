@@ -5,40 +5,57 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::arena::Arena;
+use crate::cuda::{self, Cuda};
+use crate::device::{CudaDevice, Device, HostDevice};
 use crate::emission::Emission;
-use crate::error::{Error, Result};
-use crate::exec::Exec;
-use crate::host::{Host, Queue, Target, Work};
+use crate::error::Result;
+use crate::exec::{Exec, Form};
+use crate::host::{self, Host, Target, Work};
+use crate::state::StreamId;
 
-/// A queue of work on one device. Work runs in order, and not before something waits for it.
+/// A queue of work on one device. Work runs in order; on the host device not before something waits for it,
+/// on a CUDA device by itself. The last handle to a CUDA stream waits for its work when it goes.
 #[derive(Clone)]
 pub struct Stream {
-    pub(crate) host: Arc<Host>,
-    pub(crate) queue: Arc<Queue>,
+    device: Device,
+    queue: Queue,
+}
+
+#[derive(Clone)]
+enum Queue {
+    Host(Arc<Host>, Arc<host::Queue>),
+    Cuda(Arc<cuda::Queue>),
 }
 
 impl Stream {
     pub(crate) fn on_host(host: &Arc<Host>) -> Stream {
-        Stream { host: host.clone(), queue: Arc::default() }
+        let queue = Queue::Host(host.clone(), Arc::default());
+        Stream { device: Device::Host(HostDevice(host.clone())), queue }
+    }
+
+    pub(crate) fn on_cuda(cuda: &Arc<Cuda>) -> Stream {
+        let queue = Queue::Cuda(Arc::new(cuda::Queue::new(cuda)));
+        Stream { device: Device::Cuda(CudaDevice(cuda.clone())), queue }
     }
 
     /// Queues every entry of `emission`; or, while this stream is being captured, records them.
     /// `keeps` are the arenas it points into: they stay until it has run.
     ///
     /// # Errors
-    /// Work failed earlier; or `keeps` are arenas of another device.
+    /// Work failed earlier; or `keeps` are arenas of another device. On a CUDA device also: a kernel has no
+    /// twin, or its twin cannot be loaded (in a capture: is not loaded yet).
     pub fn run(&self, emission: Emission, keeps: &[Arena]) -> Result<()> {
-        self.host.healthy()?;
-        self.host.refuse_foreign("running work", keeps)?;
-        if let Some(capture) = self.host.capture.lock().as_mut()
-            && Arc::ptr_eq(&capture.queue, &self.queue)
-        {
-            capture.emission.append(&emission);
-            capture.keeps.extend_from_slice(keeps);
-            return Ok(());
+        self.device.state().healthy()?;
+        self.device.refuse_foreign("running work", keeps)?;
+        match &self.queue {
+            Queue::Host(host, queue) => {
+                if !host.state.record(self.id(), &emission, keeps) {
+                    queue.push_run(host, Arc::new(emission), keeps.to_vec());
+                }
+                Ok(())
+            }
+            Queue::Cuda(queue) => queue.run(self.id(), &emission, keeps),
         }
-        self.queue.push_run(&self.host, Arc::new(emission), keeps.to_vec());
-        Ok(())
     }
 
     /// Queues a replay of `exec`.
@@ -46,11 +63,17 @@ impl Stream {
     /// # Errors
     /// This stream is being captured; work failed earlier; or `exec` is of another device.
     pub fn replay(&self, exec: &Exec) -> Result<()> {
-        self.host.healthy()?;
-        self.refuse_other_device("a replay", exec.host())?;
+        self.device.state().healthy()?;
+        self.device.refuse_other("a replay", exec.device())?;
         self.refuse_in_own_capture("a replay")?;
-        self.queue.push_run(&self.host, exec.emission().clone(), exec.keeps().to_vec());
-        Ok(())
+        match (&self.queue, exec.form()) {
+            (Queue::Cuda(queue), Form::Graph(graph)) => queue.replay(exec, graph),
+            (Queue::Host(host, queue), Form::List) => {
+                queue.push_run(host, exec.emission().clone(), exec.keeps().to_vec());
+                Ok(())
+            }
+            _ => unreachable!("an exec has the form of its device, and the device was compared"),
+        }
     }
 
     /// Marks this point of the stream in `event`.
@@ -58,10 +81,16 @@ impl Stream {
     /// # Errors
     /// This stream is being captured; or `event` is of another device.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.refuse_other_device("recording an event", &event.host)?;
+        self.device.refuse_other("recording an event", &event.device)?;
         self.refuse_in_own_capture("recording an event")?;
-        *event.target.lock() = Some(self.queue.tail());
-        Ok(())
+        match (&self.queue, &event.point) {
+            (Queue::Cuda(queue), Point::Cuda(marker)) => queue.record(marker),
+            (Queue::Host(_, queue), Point::Host(_, target)) => {
+                *target.lock() = Some(queue.tail());
+                Ok(())
+            }
+            _ => unreachable!("an event is of its device's kind, and the device was compared"),
+        }
     }
 
     /// Makes later work of this stream wait for the point that `event` marks now.
@@ -69,60 +98,96 @@ impl Stream {
     /// # Errors
     /// This stream is being captured; or `event` is of another device.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        self.refuse_other_device("waiting for an event", &event.host)?;
+        self.device.refuse_other("waiting for an event", &event.device)?;
         self.refuse_in_own_capture("waiting for an event")?;
-        if let Some(target) = event.target.lock().clone() {
-            self.queue.push(Work::Wait(target));
+        match (&self.queue, &event.point) {
+            (Queue::Cuda(queue), Point::Cuda(marker)) => queue.wait(marker),
+            (Queue::Host(_, queue), Point::Host(_, target)) => {
+                if let Some(target) = target.lock().clone() {
+                    queue.push(Work::Wait(target));
+                }
+                Ok(())
+            }
+            _ => unreachable!("an event is of its device's kind, and the device was compared"),
         }
-        Ok(())
     }
 
-    /// Runs everything queued so far.
+    /// Runs everything queued so far, and waits for it. A CUDA device then frees memory that has no owner
+    /// any more, for which it waits for its other streams too.
     ///
     /// # Errors
     /// A capture is in progress; or work failed, now or earlier.
     pub fn synchronize(&self) -> Result<()> {
-        self.host.refuse_in_capture("synchronisation")?;
-        self.queue.tail().run(&self.host)
+        match &self.queue {
+            Queue::Host(host, queue) => {
+                host.state.refuse_in_capture("synchronisation")?;
+                queue.tail().run(host)
+            }
+            Queue::Cuda(queue) => queue.synchronize(),
+        }
     }
 
-    /// Runs the next `items` queued items, as a device does that is busy meanwhile. Tests draw the moment.
+    /// Runs the next `items` queued items, as a device does that is busy meanwhile: tests of the host device
+    /// draw the moment. A CUDA device is busy by itself.
     pub fn advance(&self, items: usize) -> Result<()> {
-        self.queue.after(items as u64).run(&self.host)
+        match &self.queue {
+            Queue::Host(host, queue) => queue.after(items as u64).run(host),
+            Queue::Cuda(_) => self.device.state().healthy(),
+        }
     }
 
-    fn refuse_other_device(&self, call: &'static str, of: &Arc<Host>) -> Result<()> {
-        match Arc::ptr_eq(of, &self.host) {
-            true => Ok(()),
-            false => Err(Error::OtherDevice { call }),
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn id(&self) -> StreamId {
+        match &self.queue {
+            Queue::Host(_, queue) => StreamId::of(queue),
+            Queue::Cuda(queue) => StreamId::of(queue),
+        }
+    }
+
+    /// What a capture of `emission` on this stream becomes.
+    pub(crate) fn instantiate(&self, label: &str, emission: &Emission) -> Result<Form> {
+        match &self.queue {
+            Queue::Host(..) => Ok(Form::List),
+            Queue::Cuda(queue) => queue.capture(label, emission).map(|graph| Form::Graph(Arc::new(graph))),
         }
     }
 
     fn refuse_in_own_capture(&self, call: &'static str) -> Result<()> {
-        match self.host.capture.lock().as_mut() {
-            Some(capture) if Arc::ptr_eq(&capture.queue, &self.queue) => {
-                capture.broken.get_or_insert_with(|| format!("{call} was asked for inside it"));
-                Err(Error::Capturing { call, capture: capture.label.clone() })
-            }
-            _ => Ok(()),
-        }
+        self.device.state().refuse_in_own_capture(self.id(), call)
     }
 }
 
 /// A point in a stream.
 pub struct Event {
-    host: Arc<Host>,
-    target: Mutex<Option<Target>>,
+    device: Device,
+    point: Point,
+}
+
+enum Point {
+    Host(Arc<Host>, Mutex<Option<Target>>),
+    Cuda(cuda::Marker),
 }
 
 impl Event {
     pub(crate) fn on_host(host: &Arc<Host>) -> Event {
-        Event { host: host.clone(), target: Mutex::new(None) }
+        let point = Point::Host(host.clone(), Mutex::new(None));
+        Event { device: Device::Host(HostDevice(host.clone())), point }
     }
 
-    /// Whether the marked point has been reached; true for an event never recorded.
+    pub(crate) fn on_cuda(cuda: &Arc<Cuda>) -> Event {
+        let point = Point::Cuda(cuda::Marker::new(cuda));
+        Event { device: Device::Cuda(CudaDevice(cuda.clone())), point }
+    }
+
+    /// Whether the marked point has been reached; true for an event never recorded, and after a fault.
     pub fn reached(&self) -> bool {
-        self.target.lock().as_ref().is_none_or(Target::reached)
+        match &self.point {
+            Point::Host(_, target) => target.lock().as_ref().is_none_or(Target::reached),
+            Point::Cuda(marker) => marker.reached(),
+        }
     }
 
     /// Waits until the marked point is reached.
@@ -130,8 +195,13 @@ impl Event {
     /// # Errors
     /// A capture is in progress; or work failed, now or earlier.
     pub fn synchronize(&self) -> Result<()> {
-        self.host.refuse_in_capture("synchronisation")?;
-        let target = self.target.lock().clone();
-        target.map_or_else(|| self.host.healthy(), |target| target.run(&self.host))
+        match &self.point {
+            Point::Host(host, target) => {
+                host.state.refuse_in_capture("synchronisation")?;
+                let target = target.lock().clone();
+                target.map_or_else(|| host.state.healthy(), |target| target.run(host))
+            }
+            Point::Cuda(marker) => marker.synchronize(),
+        }
     }
 }

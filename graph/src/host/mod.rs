@@ -24,9 +24,7 @@ pub use access::Access;
 pub(crate) use memory::{Memory, Place};
 pub(crate) use queue::{Queue, Target, Work};
 
-use crate::arena::Arena;
-use crate::emission::Emission;
-use crate::error::{Error, Fault, Result};
+use crate::state::State;
 
 /// Settings of a host device.
 #[derive(Clone, Copy, Debug)]
@@ -52,45 +50,14 @@ pub(crate) struct Host {
     memory: Mutex<Memory>,
     /// Allocations whose owner is gone. An owner may end while work runs, so it cannot take the lock.
     released: Mutex<Vec<u64>>,
-    /// The capture in progress, if any.
-    pub(crate) capture: Mutex<Option<Capture>>,
-    /// The first fault, which stays.
-    pub(crate) fault: Mutex<Option<Fault>>,
-}
-
-/// A capture in progress.
-pub(crate) struct Capture {
-    pub(crate) label: String,
-    pub(crate) emission: Emission,
-    /// The arenas that the recorded work was run with.
-    pub(crate) keeps: Vec<Arena>,
-    /// The stream being captured.
-    pub(crate) queue: Arc<Queue>,
-    /// The first thing that broke the capture.
-    pub(crate) broken: Option<String>,
-}
-
-impl Capture {
-    /// Refuses `call` if there is a capture, and breaks it.
-    pub(crate) fn refuse(current: &mut Option<Capture>, call: &'static str) -> Result<()> {
-        match current {
-            None => Ok(()),
-            Some(capture) => {
-                capture.broken.get_or_insert_with(|| format!("{call} was called inside it"));
-                Err(Error::Capturing { call, capture: capture.label.clone() })
-            }
-        }
-    }
+    /// The capture in progress and the first fault.
+    pub(crate) state: State,
 }
 
 impl Host {
     pub(crate) fn new(options: HostOptions) -> Arc<Host> {
-        Arc::new(Host {
-            memory: Mutex::new(Memory::new(options)),
-            released: Mutex::default(),
-            capture: Mutex::new(None),
-            fault: Mutex::new(None),
-        })
+        let memory = Mutex::new(Memory::new(options));
+        Arc::new(Host { memory, released: Mutex::default(), state: State::default() })
     }
 
     /// Locks the memory and frees what was released.
@@ -108,26 +75,5 @@ impl Host {
     /// Notes that the owner of the allocation at `address` is gone.
     pub(crate) fn release(&self, address: u64) {
         self.released.lock().push(address);
-    }
-
-    /// Refuses `call` during a capture, and breaks the capture, as CUDA does.
-    pub(crate) fn refuse_in_capture(&self, call: &'static str) -> Result<()> {
-        Capture::refuse(&mut self.capture.lock(), call)
-    }
-
-    /// Refuses `call` with arenas of another device: their addresses may be live here too.
-    pub(crate) fn refuse_foreign(self: &Arc<Self>, call: &'static str, arenas: &[Arena]) -> Result<()> {
-        match arenas.iter().all(|arena| Arc::ptr_eq(arena.host(), self)) {
-            true => Ok(()),
-            false => Err(Error::OtherDevice { call }),
-        }
-    }
-
-    /// The sticky fault as an error.
-    pub(crate) fn healthy(&self) -> Result<()> {
-        match &*self.fault.lock() {
-            None => Ok(()),
-            Some(fault) => Err(Error::Fault(fault.clone())),
-        }
     }
 }

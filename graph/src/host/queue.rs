@@ -80,7 +80,7 @@ impl Target {
             let mut memory = host.memory();
             drain(host, &mut memory, self);
         }
-        host.healthy()
+        host.state.healthy()
     }
 }
 
@@ -92,10 +92,10 @@ fn drain(host: &Host, memory: &mut Memory, target: &Target) {
         match work {
             Work::Wait(other) => drain(host, memory, &other),
             Work::Run { emission, pinned, keeps } => {
-                if host.fault.lock().is_none()
+                if host.state.healthy().is_ok()
                     && let Err(fault) = execute(memory, &emission, &pinned)
                 {
-                    *host.fault.lock() = Some(fault);
+                    host.state.fail(fault);
                 }
                 drop(keeps);
                 // Later work of this very drain must not find memory that nobody owns any more.

@@ -1,0 +1,113 @@
+//! The loaded kernels of one device: modules by source, functions by definition.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::code;
+use super::driver::{Context, Failure, Function, Module};
+use crate::digest::Digest;
+use crate::emission::{self, Emission};
+use crate::error::{Error, Result};
+use crate::kernel::{Definition, Source, Twin};
+
+pub(super) struct Modules {
+    /// What code is compiled for.
+    architecture: String,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    /// By the digest of the source. They stay for the life of the device: captured graphs point into them.
+    modules: HashMap<Digest, Module>,
+    /// By the address of the definition. One definition may have several addresses; each gets an entry.
+    functions: HashMap<usize, Function>,
+}
+
+impl Modules {
+    pub(super) fn new(architecture: String) -> Modules {
+        Modules { architecture, loaded: Mutex::default() }
+    }
+
+    pub(super) fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// The function of each launch of `emission`, in order; none if one of them is not loaded.
+    pub(super) fn find(&self, emission: &Emission) -> Option<Vec<Function>> {
+        let loaded = self.loaded.lock();
+        let launches = emission.entries().iter().filter_map(|entry| match *entry {
+            emission::Entry::Launch { kernel, .. } => Some(loaded.functions.get(&address(kernel)).copied()),
+            _ => None,
+        });
+        launches.collect()
+    }
+
+    /// Compiles, or finds in the cache, and loads the twins of `definitions`. Those without a twin are
+    /// passed over: the host alone runs them.
+    pub(super) fn prepare(&self, context: &Arc<Context>, definitions: &[&'static Definition]) -> Result<()> {
+        let mut loaded = self.loaded.lock();
+        let twins = definitions.iter().filter_map(|&d| d.twin.map(|twin| (d, twin)));
+        let twins: Vec<(&Definition, Twin, Digest)> =
+            twins.map(|(d, twin)| (d, twin, code::identity(twin.source))).collect();
+        for (definition, twin, key) in &twins {
+            if loaded.functions.contains_key(&address(definition)) {
+                continue;
+            }
+            let module = match loaded.modules.entry(*key) {
+                Entry::Occupied(module) => module.into_mut(),
+                Entry::Vacant(place) => {
+                    // The sizes of all of a source's blocks are told to it at once.
+                    let siblings = twins.iter().filter(|(_, _, k)| k == key).map(|(d, _, _)| *d);
+                    let siblings: Vec<&Definition> = siblings.collect();
+                    let cubin = code::cached(twin.source, &self.architecture, &siblings)?.cubin;
+                    let module = Module::load(context, &cubin);
+                    place.insert(module.map_err(|failure| refused(twin.source, "load", failure))?)
+                }
+            };
+            let function = function(module, definition, twin)?;
+            loaded.functions.insert(address(definition), function);
+        }
+        Ok(())
+    }
+}
+
+/// The twin of a definition.
+pub(super) fn twin(definition: &Definition) -> Result<Twin> {
+    definition.twin.ok_or_else(|| {
+        let element = if definition.element.is_empty() { "it" } else { definition.element };
+        Error::Launch { kernel: definition.name, why: format!("{element} runs on the host device only") }
+    })
+}
+
+/// Finds the kernel of a twin and checks that it takes the argument block by value as its only parameter.
+fn function(module: &Module, definition: &Definition, twin: &Twin) -> Result<Function> {
+    let doing = || format!("find `{}` of", twin.symbol);
+    let function = module
+        .function(twin.symbol, twin.block, twin.shared_bytes)
+        .map_err(|failure| refused(twin.source, &doing(), failure))?;
+    let parameters =
+        module.parameters(function).map_err(|failure| refused(twin.source, &doing(), failure))?;
+    match parameters[..] == [definition.args_bytes] {
+        true => Ok(function),
+        false => Err(Error::Launch {
+            kernel: definition.name,
+            why: format!(
+                "its CUDA twin `{}` takes parameters of {parameters:?} bytes and its argument block has {}",
+                twin.symbol, definition.args_bytes
+            ),
+        }),
+    }
+}
+
+fn refused(source: &Source, doing: &str, failure: Failure) -> Error {
+    let (name, says) = failure.words();
+    Error::Code { source: source.name.into(), doing: doing.into(), why: format!("{name} ({says})") }
+}
+
+fn address(definition: &Definition) -> usize {
+    std::ptr::from_ref(definition) as usize
+}

@@ -1,0 +1,243 @@
+//! A stream with the owners of what its pending work points to, and the markers that events are.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::Cuda;
+use super::driver::{EventHandle, Failure, Function, Graph, NODE_BYTES, StreamHandle, Submission};
+use super::modules::twin;
+use crate::arena::Arena;
+use crate::emission::{Emission, Entry};
+use crate::error::{Error, Result};
+use crate::exec::Exec;
+use crate::kernel::Definition;
+use crate::state::StreamId;
+
+/// One stream.
+pub(crate) struct Queue {
+    pub(crate) cuda: Arc<Cuda>,
+    stream: StreamHandle,
+    held: Mutex<Held>,
+}
+
+/// Owners that wait for their work.
+#[derive(Default)]
+struct Held {
+    /// What goes once its event is reached, oldest first.
+    retiring: VecDeque<(EventHandle, Keeps)>,
+    /// Events to use again.
+    spare: Vec<EventHandle>,
+}
+
+/// What pending work points into.
+#[expect(dead_code, reason = "they are held, not looked at")]
+enum Keeps {
+    Arenas(Vec<Arena>),
+    Exec(Exec),
+}
+
+impl Queue {
+    pub(crate) fn new(cuda: &Arc<Cuda>) -> Queue {
+        let stream = cuda.or_fault(StreamHandle::new(cuda.context()), "making a stream", StreamHandle::none);
+        Queue { cuda: cuda.clone(), stream, held: Mutex::default() }
+    }
+
+    /// Queues every entry of `emission`, or records them while this stream, `id`, is being captured.
+    pub(crate) fn run(&self, id: StreamId, emission: &Emission, keeps: &[Arena]) -> Result<()> {
+        let state = &self.cuda.state;
+        let functions = self.functions(id, emission);
+        let functions = functions.inspect_err(|error| state.break_capture(id, || error.to_string()))?;
+        if state.record(id, emission, keeps) {
+            return Ok(());
+        }
+        let mut held = self.held.lock();
+        self.reap(&mut held);
+        self.submit(emission, &functions).map_err(|(index, failure)| {
+            self.cuda.fail(failure, format!("queueing {}", describe(emission, index)))
+        })?;
+        self.hold(&mut held, keeps.to_vec())
+    }
+
+    /// Queues a replay.
+    pub(crate) fn replay(&self, exec: &Exec, graph: &Graph) -> Result<()> {
+        let mut held = self.held.lock();
+        self.reap(&mut held);
+        let launched = self.stream.launch_graph(graph);
+        launched.map_err(|failure| self.cuda.fail(failure, format!("replaying `{}`", exec.label())))?;
+        self.retire(&mut held, Keeps::Exec(exec.clone()))
+    }
+
+    /// Captures an emission and makes a graph of it. A failure is the capture's alone: the stream and the
+    /// device are as they were, unless the driver says otherwise at the next wait.
+    pub(crate) fn capture(&self, label: &str, emission: &Emission) -> Result<Graph> {
+        let failed = |why| Error::CaptureFailed { capture: label.into(), why };
+        let functions = self.cuda.modules.find(emission);
+        let functions = functions.ok_or_else(|| failed("a kernel was not loaded".into()))?;
+        // Nothing else may reach the stream between begin and end, and no memory may be freed.
+        let (_held, _gate) = (self.held.lock(), self.cuda.gate());
+        let mut stopped = None;
+        let captured = self.stream.capture(|| {
+            self.submit(emission, &functions).map_err(|(index, failure)| {
+                stopped = Some(index);
+                failure
+            })
+        });
+        captured.map_err(|failure| match failure.out_of_memory() {
+            true => self.cuda.out_of_memory(label, emission.len() * NODE_BYTES),
+            false => {
+                let at = stopped.map_or("the graph".into(), |index| describe(emission, index));
+                let (name, says) = failure.words();
+                failed(format!("{at}: {name} ({says})"))
+            }
+        })
+    }
+
+    pub(crate) fn record(&self, marker: &Marker) -> Result<()> {
+        self.cuda.state.healthy()?;
+        self.stream.record(&marker.event).map_err(|failure| self.cuda.fail(failure, "recording an event"))
+    }
+
+    pub(crate) fn wait(&self, marker: &Marker) -> Result<()> {
+        self.cuda.state.healthy()?;
+        self.stream.wait(&marker.event).map_err(|failure| self.cuda.fail(failure, "waiting for an event"))
+    }
+
+    /// Waits for everything queued, and frees what nobody owns any more.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.cuda.state.refuse_in_capture("synchronisation")?;
+        self.cuda.state.healthy()?;
+        let waited = self.stream.synchronize();
+        waited.map_err(|failure| self.cuda.fail(failure, "work queued before a synchronisation"))?;
+        self.reap(&mut self.held.lock());
+        self.cuda.free_released();
+        Ok(())
+    }
+
+    /// The function of each launch. What is not loaded yet is loaded, unless that would be in a capture.
+    fn functions(&self, id: StreamId, emission: &Emission) -> Result<Vec<Function>> {
+        let modules = &self.cuda.modules;
+        if let Some(functions) = modules.find(emission) {
+            return Ok(functions);
+        }
+        let definitions = launched(emission)?;
+        self.cuda.state.refuse_in_own_capture(id, "loading a kernel")?;
+        modules.prepare(self.cuda.context(), &definitions)?;
+        Ok(modules.find(emission).expect("every kernel of the emission was just loaded"))
+    }
+
+    /// Hands every entry to the driver; on a failure says at which.
+    fn submit(&self, emission: &Emission, functions: &[Function]) -> Result<(), (usize, Failure)> {
+        self.cuda.context().bind().map_err(|failure| (0, failure))?;
+        let mut functions = functions.iter();
+        for (index, entry) in emission.entries().iter().enumerate() {
+            let submission = match *entry {
+                Entry::Launch { kernel, grid, block } => {
+                    let function = *functions.next().expect("one function was found for each launch");
+                    Submission::Launch { function, grid, block: emission.block(kernel, block) }
+                }
+                Entry::Copy { to, from, bytes } => {
+                    Submission::Copy { to: to.address(), from: from.address(), bytes }
+                }
+                Entry::Fill { to, bytes, value } => Submission::Fill { to: to.address(), bytes, value },
+            };
+            // SAFETY: the emission's arenas are held until its work has run (`hold`, `Exec`), and released
+            // memory is freed only after the device is idle. That its addresses lie in them, and that
+            // pinned memory is fenced, is the emission's contract, which the host device checks. The
+            // function takes a block of the kernel's size (`Modules` compared them).
+            unsafe { self.stream.submit(&submission) }.map_err(|failure| (index, failure))?;
+        }
+        Ok(())
+    }
+
+    fn hold(&self, held: &mut Held, keeps: Vec<Arena>) -> Result<()> {
+        match keeps.is_empty() {
+            true => Ok(()),
+            false => self.retire(held, Keeps::Arenas(keeps)),
+        }
+    }
+
+    /// Holds `keeps` until everything queued so far has run.
+    fn retire(&self, held: &mut Held, keeps: Keeps) -> Result<()> {
+        let event = held.spare.pop().map_or_else(|| EventHandle::new(self.cuda.context()), Ok);
+        let recorded = event.and_then(|event| self.stream.record(&event).map(|()| event));
+        let event = recorded.unwrap_or_else(|failure| {
+            self.cuda.fail(failure, "marking the end of queued work");
+            EventHandle::none(self.cuda.context())
+        });
+        held.retiring.push_back((event, keeps));
+        self.cuda.state.healthy()
+    }
+
+    /// Lets go of what has run. After a fault nothing runs, and nothing is held.
+    fn reap(&self, held: &mut Held) {
+        while let Some((event, _)) = held.retiring.front() {
+            match event.reached() {
+                Ok(false) => return,
+                Ok(true) => {}
+                Err(failure) => drop(self.cuda.fail(failure, "queued work")),
+            }
+            let (event, _gone) = held.retiring.pop_front().expect("there is a front");
+            held.spare.push(event);
+        }
+    }
+}
+
+/// What pending work points to must not go before it has run: the last handle of a stream waits.
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if !self.held.get_mut().retiring.is_empty() {
+            // A failure means that nothing runs any more.
+            let _ = self.stream.synchronize();
+        }
+    }
+}
+
+/// An event: a point in a stream.
+pub(crate) struct Marker {
+    pub(crate) cuda: Arc<Cuda>,
+    event: EventHandle,
+}
+
+impl Marker {
+    pub(crate) fn new(cuda: &Arc<Cuda>) -> Marker {
+        let event = cuda.or_fault(EventHandle::new(cuda.context()), "making an event", EventHandle::none);
+        Marker { cuda: cuda.clone(), event }
+    }
+
+    /// Whether the marked point has been reached; true too after a fault, which the next call reports.
+    pub(crate) fn reached(&self) -> bool {
+        self.event.reached().unwrap_or_else(|failure| {
+            self.cuda.fail(failure, "queued work");
+            true
+        })
+    }
+
+    /// Waits until the marked point is reached.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.cuda.state.refuse_in_capture("synchronisation")?;
+        self.cuda.state.healthy()?;
+        let waited = self.event.synchronize();
+        waited.map_err(|failure| self.cuda.fail(failure, "work queued before an event"))
+    }
+}
+
+/// The kernels that an emission launches, each of which must have a twin.
+fn launched(emission: &Emission) -> Result<Vec<&'static Definition>> {
+    let launches = emission.entries().iter().filter_map(|entry| match *entry {
+        Entry::Launch { kernel, .. } => Some(twin(kernel).map(|_| kernel)),
+        _ => None,
+    });
+    launches.collect()
+}
+
+/// An entry, for people.
+fn describe(emission: &Emission, index: usize) -> String {
+    match emission.entries().get(index) {
+        Some(Entry::Launch { kernel, grid, .. }) => format!("entry {index}, {kernel:?} on {grid:?}"),
+        Some(Entry::Copy { bytes, .. }) => format!("entry {index}, copy of {bytes} bytes"),
+        Some(Entry::Fill { bytes, .. }) => format!("entry {index}, fill of {bytes} bytes"),
+        None => "nothing".into(),
+    }
+}
