@@ -1,8 +1,9 @@
 //! The last kernel of a round: what the next round will find in each slot's head.
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, host::Access};
+use graph::{Fault, Grid, Kernel, Twin, host::Access};
 
+use crate::source;
 use crate::state::{Part, RowRange, runs};
 use crate::table::{Head, PAGE, PREVIOUS};
 
@@ -29,10 +30,14 @@ pub struct Args {
     pub axes: Part,
 }
 
+/// Threads of a block of the CUDA twin.
+const THREADS: u32 = 128;
+
 impl Kernel for Advance {
     type Args = Args;
     const NAME: &'static str = "advance";
     const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::ADVANCE, Self::NAME, THREADS);
 
     fn check(args: &Args) -> Result<(), String> {
         match args.rows.is_empty() {
@@ -42,7 +47,7 @@ impl Kernel for Advance {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(args.rows.len())
+        Grid::line(args.rows.count.div_ceil(THREADS) as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use half::bf16;
 use multiversion::multiversion;
 
@@ -12,6 +12,7 @@ use crate::heads::Projection;
 use crate::matrix::Columns;
 use crate::numerics::{Element, exp, sigmoid, widened};
 use crate::runs::{Run, pieces};
+use crate::source;
 use crate::spread;
 use crate::state::{Pages, RowRange};
 use crate::table::PAGE;
@@ -61,10 +62,14 @@ pub struct Args {
 /// Rows that see all their positions and are computed together.
 const BUNDLE: usize = 8;
 
+/// Query heads of a block of the CUDA twin.
+const HEADS: u32 = 16;
+
 impl<E: Element> Kernel for Attend<E> {
     type Args = Args;
     const NAME: &'static str = "attend";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::ATTEND, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.projection.check(args.rows, &args.pages)?;
@@ -75,7 +80,9 @@ impl<E: Element> Kernel for Attend<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.projection.q_heads as usize, args.rows.len())
+        let kv_heads = args.pages.kv_heads;
+        let tiles = (args.projection.q_heads / kv_heads).div_ceil(HEADS);
+        Grid::plane(args.rows.len(), (kv_heads * tiles) as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use rayon::prelude::*;
 
 use crate::numerics::{Element, silu};
+use crate::source::{self, channel_grid};
 use crate::state::{Part, RowRange, runs};
 use crate::table::Fact;
 
@@ -54,10 +55,14 @@ pub struct Args {
     pub zero: u32,
 }
 
+/// Threads of a block of the CUDA twin.
+const THREADS: u32 = 128;
+
 impl<E: Element> Kernel for Conv<E> {
     type Args = Args;
     const NAME: &'static str = "conv";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::CONV, Self::NAME, THREADS);
 
     fn check(args: &Args) -> Result<(), String> {
         if args.rows.is_empty() || args.channels == 0 || args.taps == 0 {
@@ -73,7 +78,7 @@ impl<E: Element> Kernel for Conv<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.channels as usize, args.rows.len())
+        channel_grid(args.rows.len(), args.channels, THREADS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

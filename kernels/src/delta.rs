@@ -9,10 +9,11 @@ mod inputs;
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use inputs::{Inputs, Run};
 
 use crate::numerics::{Element, exp};
+use crate::source;
 use crate::state::{Part, RowRange};
 use crate::table::PAGE;
 
@@ -94,6 +95,13 @@ pub struct Args {
 }
 
 impl Args {
+    /// A block for some columns of a head's state (fewer if keys are wide), and every row.
+    fn grid(&self) -> Grid {
+        let columns = if self.k_width <= 128 { 32 } else { 16 };
+        let tiles = self.v_width.div_ceil(columns);
+        Grid::plane((self.v_heads * tiles) as usize, self.rows.len())
+    }
+
     fn check(&self) -> Result<(), String> {
         let Args { k_heads, v_heads, k_width, v_width, .. } = *self;
         if self.rows.is_empty() || [k_heads, v_heads, k_width, v_width].contains(&0) {
@@ -117,13 +125,14 @@ impl<E: Element> Kernel for DeltaStep<E> {
     type Args = Args;
     const NAME: &'static str = "delta_step";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.v_heads as usize, args.rows.len())
+        args.grid()
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -142,6 +151,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
     type Args = Args;
     const NAME: &'static str = "delta_chunk";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
@@ -149,7 +159,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
 
     fn grid(args: &Args) -> Grid {
         // The chunks of a slot follow each other, so they are not an axis.
-        Grid::plane(args.v_heads as usize, args.rows.len())
+        args.grid()
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

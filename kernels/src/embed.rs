@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::numerics::Element;
+use crate::source;
 use crate::state::RowRange;
 
 /// Looks up a row's id and repeats the embedding in every stream.
@@ -42,6 +43,7 @@ impl<E: Element> Kernel for Embed<E> {
     type Args = Args;
     const NAME: &'static str = "embed";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::EMBED, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         match !args.rows.is_empty() && args.hidden > 0 && args.count > 0 {

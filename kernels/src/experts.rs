@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, silu, widened};
+use crate::source::{self, NARROW_OUTPUTS};
 use crate::spread;
 
 /// Gate and up projections of each row's experts.
@@ -98,6 +99,13 @@ pub struct DownArgs {
     pub sizes: Sizes,
 }
 
+/// Rows up to which the CUDA twin of [`ExpertsUp`] takes every (row, place) by itself; more are grouped by
+/// expert. The bits are the same.
+const ALONE_ROWS: u32 = 16;
+
+/// Rows of the shared expert that a block of that twin takes.
+const SHARED_ROWS: u32 = 64;
+
 impl Sizes {
     fn check(&self) -> Result<(), String> {
         let Sizes { rows, hidden, inner, shared_inner, experts, k } = *self;
@@ -133,14 +141,20 @@ impl<E: Element> Kernel for ExpertsUp<E> {
     type Args = UpArgs;
     const NAME: &'static str = "experts_up";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::EXPERTS, Self::NAME, 256);
 
     fn check(args: &UpArgs) -> Result<(), String> {
         args.sizes.check()
     }
 
     fn grid(args: &UpArgs) -> Grid {
-        let Sizes { rows, inner, shared_inner, k, .. } = args.sizes;
-        Grid([inner.max(shared_inner), k + 1, rows])
+        let Sizes { rows, inner, shared_inner, experts, k, .. } = args.sizes;
+        let tiles = inner.max(shared_inner).div_ceil(NARROW_OUTPUTS) as usize;
+        let groups = match rows <= ALONE_ROWS {
+            true => rows * (k + 1),
+            false => rows.div_ceil(SHARED_ROWS) + experts,
+        };
+        Grid::line(tiles * groups as usize)
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -177,6 +191,7 @@ impl<E: Element> Kernel for ExpertsDown<E> {
     type Args = DownArgs;
     const NAME: &'static str = "experts_down";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::EXPERTS, Self::NAME, 256);
 
     fn check(args: &DownArgs) -> Result<(), String> {
         args.sizes.check()?;
@@ -190,7 +205,8 @@ impl<E: Element> Kernel for ExpertsDown<E> {
     }
 
     fn grid(args: &DownArgs) -> Grid {
-        Grid([args.sizes.hidden, args.sizes.rows, CUTS as u32])
+        let Sizes { rows, hidden, .. } = args.sizes;
+        Grid::plane(hidden.div_ceil(NARROW_OUTPUTS) as usize * rows as usize, CUTS)
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {

@@ -3,11 +3,12 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use rayon::prelude::*;
 
 use crate::numerics::{Element, sigmoid, silu};
 use crate::residual::inverse_rms;
+use crate::source;
 
 /// [`Args::gate`]: the gate is `sigmoid(z)`.
 pub const SIGMOID: u32 = 0;
@@ -61,6 +62,7 @@ impl<E: Element> Kernel for GatedNorm<E> {
     type Args = Args;
     const NAME: &'static str = "gated_norm";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::GATE, Self::NAME, 64);
 
     fn check(args: &Args) -> Result<(), String> {
         if args.rows == 0 || args.heads == 0 || args.width == 0 {
@@ -80,7 +82,7 @@ impl<E: Element> Kernel for GatedNorm<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.heads as usize, args.rows as usize)
+        Grid::plane(args.rows as usize, args.heads as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

@@ -4,12 +4,13 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::numerics::Element;
 use crate::residual::rms_grouped;
 use crate::rope::Rotary;
 use crate::runs::{Run, pieces};
+use crate::source;
 use crate::spread;
 use crate::state::{Pages, RowRange};
 use crate::table::{Fact, PAGE};
@@ -162,6 +163,7 @@ impl<E: Element> Kernel for Heads<E> {
     type Args = Args;
     const NAME: &'static str = "heads";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::HEADS, Self::NAME, 64);
 
     fn check(args: &Args) -> Result<(), String> {
         args.projection.check(args.rows, &args.pages)?;
@@ -170,7 +172,7 @@ impl<E: Element> Kernel for Heads<E> {
 
     fn grid(args: &Args) -> Grid {
         let heads = args.projection.q_heads + 2 * args.pages.kv_heads + args.projection.index_heads;
-        Grid::plane(heads as usize, args.rows.len())
+        Grid::plane(args.rows.len(), heads as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

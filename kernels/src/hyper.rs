@@ -4,11 +4,12 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use rayon::prelude::*;
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{Element, sigmoid, silu, widened};
+use crate::source::{self, product_tiles};
 
 /// Rows that one thread mixes at least.
 const MIX_ROWS: usize = 16;
@@ -53,13 +54,15 @@ impl<E: Element> Kernel for MixDown<E> {
     type Args = DownArgs;
     const NAME: &'static str = "hyper_down";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::HYPER, Self::NAME, 512);
 
     fn check(args: &DownArgs) -> Result<(), String> {
         check_sizes(args.rows, args.streams, args.hidden, args.rank)
     }
 
     fn grid(args: &DownArgs) -> Grid {
-        Grid::plane((args.rank + args.streams) as usize, args.rows as usize)
+        let injection = if args.injection.is_null() { 0 } else { product_tiles(args.rows, args.streams) };
+        Grid::line(product_tiles(args.rows, args.rank) + injection)
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -121,13 +124,14 @@ impl<E: Element> Kernel for MixUp<E> {
     type Args = UpArgs;
     const NAME: &'static str = "hyper_up";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::HYPER, Self::NAME, 256);
 
     fn check(args: &UpArgs) -> Result<(), String> {
         check_sizes(args.rows, args.streams, args.hidden, args.rank)
     }
 
     fn grid(args: &UpArgs) -> Grid {
-        Grid::plane(args.hidden as usize, args.rows as usize)
+        Grid::line(product_tiles(args.rows, args.hidden))
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {

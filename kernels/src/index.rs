@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::heads::{Projection, check_rotary};
 use crate::matrix::Columns;
@@ -11,6 +11,7 @@ use crate::numerics::{Element, before, widened};
 use crate::residual::rms_grouped;
 use crate::rope::Rotary;
 use crate::runs::{Run, pieces};
+use crate::source;
 use crate::spread;
 use crate::state::{Pages, Part, RowRange};
 use crate::table::PAGE;
@@ -99,6 +100,7 @@ impl<E: Element> Kernel for IndexPool<E> {
     type Args = PoolArgs;
     const NAME: &'static str = "index_pool";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::INDEX, Self::NAME, 64);
 
     fn check(args: &PoolArgs) -> Result<(), String> {
         args.projection.check(args.rows, &args.pages)?;
@@ -172,6 +174,7 @@ impl<E: Element> Kernel for IndexSelect<E> {
     type Args = SelectArgs;
     const NAME: &'static str = "index_select";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::INDEX, Self::NAME, 512);
 
     fn check(args: &SelectArgs) -> Result<(), String> {
         args.projection.check(args.rows, &args.pages)?;

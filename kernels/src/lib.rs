@@ -10,6 +10,8 @@
 //! In the order a round meets them: [`rows`], [`embed`], [`residual`], [`hyper`], [`linear`], the gated
 //! delta net ([`conv`], [`delta`], [`gate`]), sparse attention ([`heads`], [`index`], [`attend`]),
 //! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`sample`], [`advance`].
+//!
+//! The CUDA twins lie beside the crate's sources, in files of the same names; [`source`] lists them.
 
 pub mod advance;
 pub mod attend;
@@ -32,6 +34,7 @@ pub mod router;
 pub mod rows;
 pub mod runs;
 pub mod sample;
+pub mod source;
 pub mod spread;
 pub mod state;
 pub mod table;

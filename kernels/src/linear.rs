@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, narrow, widened};
+use crate::source::{self, product_tiles};
 
 /// A linear layer.
 ///
@@ -68,13 +69,14 @@ impl<E: Element> Kernel for Linear<E> {
     type Args = Args;
     const NAME: &'static str = "linear";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.outputs as usize, args.rows as usize)
+        Grid::line(product_tiles(args.rows, args.outputs))
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -92,13 +94,14 @@ impl<E: Element> Kernel for LinearWide<E> {
     type Args = Args;
     const NAME: &'static str = "linear_wide";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.outputs as usize, args.rows as usize)
+        Grid::line(product_tiles(args.rows, args.outputs))
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -116,6 +119,7 @@ impl<E: Element> Kernel for LinearCut<E> {
     type Args = Args;
     const NAME: &'static str = "linear_cut";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()?;
@@ -126,7 +130,7 @@ impl<E: Element> Kernel for LinearCut<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid([args.outputs, args.rows, CUTS as u32])
+        Grid::plane(product_tiles(args.rows, args.outputs), CUTS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

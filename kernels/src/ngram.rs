@@ -4,13 +4,14 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use rayon::prelude::*;
 
 use crate::conv::{History, ROWS_PER_THREAD, Taps, histories, places};
 use crate::hash::Constants;
 use crate::numerics::{Element, dot, sigmoid, silu};
 use crate::residual::rms_grouped;
+use crate::source::{self, channel_grid};
 use crate::state::{Part, RowRange};
 use crate::table::PREVIOUS;
 
@@ -146,10 +147,13 @@ pub struct ConvArgs {
     pub zero: u32,
 }
 
+/// Threads of a block of the CUDA twin of [`NgramConv`].
+const THREADS: u32 = 128;
 impl<E: Element> Kernel for NgramGather<E> {
     type Args = GatherArgs;
     const NAME: &'static str = "ngram_gather";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, 64);
 
     fn check(args: &GatherArgs) -> Result<(), String> {
         if args.rows.is_empty() || args.width == 0 || args.heads_per_ngram == 0 {
@@ -165,7 +169,8 @@ impl<E: Element> Kernel for NgramGather<E> {
     }
 
     fn grid(args: &GatherArgs) -> Grid {
-        Grid::line(args.rows.len())
+        let heads = (args.ngram_size - 1) * args.heads_per_ngram;
+        Grid::plane(args.rows.len(), heads as usize)
     }
 
     fn host(args: &GatherArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -203,6 +208,7 @@ impl<E: Element> Kernel for NgramGate<E> {
     type Args = GateArgs;
     const NAME: &'static str = "ngram_gate";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, 256);
 
     fn check(args: &GateArgs) -> Result<(), String> {
         match args.rows.is_empty() || args.count == 0 || args.hidden == 0 {
@@ -215,7 +221,7 @@ impl<E: Element> Kernel for NgramGate<E> {
     }
 
     fn grid(args: &GateArgs) -> Grid {
-        Grid::plane(args.count as usize, args.rows.len())
+        Grid::plane(args.rows.len(), args.count as usize)
     }
 
     fn host(args: &GateArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -262,6 +268,7 @@ impl<E: Element> Kernel for NgramConv<E> {
     type Args = ConvArgs;
     const NAME: &'static str = "ngram_conv";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, THREADS);
 
     fn check(args: &ConvArgs) -> Result<(), String> {
         match args.rows.is_empty() || args.width == 0 || args.taps == 0 || args.dilation == 0 {
@@ -274,7 +281,7 @@ impl<E: Element> Kernel for NgramConv<E> {
     }
 
     fn grid(args: &ConvArgs) -> Grid {
-        Grid::plane(args.width as usize, args.rows.len())
+        channel_grid(args.rows.len(), args.width, THREADS)
     }
 
     fn host(args: &ConvArgs, memory: &Access<'_>) -> Result<(), Fault> {

@@ -3,10 +3,11 @@
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use rayon::prelude::*;
 
 use crate::numerics::{CUTS, Element, sum_of_squares};
+use crate::source;
 
 /// Adds a block's output to the streams, and norms the streams for the next block. Either part can be
 /// left out by a null pointer.
@@ -51,6 +52,7 @@ impl<E: Element> Kernel for Residual<E> {
     type Args = Args;
     const NAME: &'static str = "residual";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::RESIDUAL, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         if args.rows == 0 || args.count == 0 || args.hidden == 0 {
@@ -66,7 +68,7 @@ impl<E: Element> Kernel for Residual<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.count as usize, args.rows as usize)
+        Grid::plane(args.rows as usize, args.count as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

@@ -1,9 +1,10 @@
 //! The router of a mixture of experts: which experts a row uses, and how much.
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::numerics::{before, exp, sigmoid};
+use crate::source;
 use crate::spread;
 
 /// Chooses experts and weighs them.
@@ -47,6 +48,7 @@ impl Kernel for Route {
     type Args = Args;
     const NAME: &'static str = "route";
     const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::ROUTER, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         let Args { rows, experts, k, norm, .. } = *args;

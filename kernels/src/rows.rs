@@ -1,8 +1,9 @@
 //! The first kernel of a round: turns the staged table and resident state into facts about each row.
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
+use crate::source;
 use crate::state::Part;
 use crate::table::{Fact, Head, Kind, PREVIOUS, Table};
 
@@ -58,10 +59,14 @@ pub fn kind_code(kind: Kind) -> u32 {
     }
 }
 
+/// Threads of a block of the CUDA twin.
+const THREADS: u32 = 128;
+
 impl Kernel for Rows {
     type Args = Args;
     const NAME: &'static str = "rows";
     const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::ROWS, Self::NAME, THREADS);
 
     fn check(args: &Args) -> Result<(), String> {
         match args.count > 0 && args.kind <= 1 {
@@ -71,7 +76,7 @@ impl Kernel for Rows {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(args.count as usize)
+        Grid::line(args.count.div_ceil(THREADS) as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

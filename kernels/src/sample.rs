@@ -6,9 +6,10 @@ pub mod draw;
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::numerics::{Element, before, widened};
+use crate::source;
 use crate::spread;
 use crate::state::{Part, RowRange};
 use crate::table::{BIASES, Bias, Fact, Head, IN_PROMPT, Outcome, Sampling, TOPS};
@@ -104,10 +105,14 @@ pub struct MarkArgs {
     pub zero: u32,
 }
 
+/// Threads of a block of the CUDA twin of [`Mark`].
+const THREADS: u32 = 128;
+
 impl<E: Element> Kernel for Sample<E> {
     type Args = Args;
     const NAME: &'static str = "sample";
     const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::SAMPLE, Self::NAME, 1024);
 
     fn check(args: &Args) -> Result<(), String> {
         let Args { rows, vocab, choices, kind, .. } = args;
@@ -163,6 +168,7 @@ impl Kernel for Mark {
     type Args = MarkArgs;
     const NAME: &'static str = "mark";
     const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::SAMPLE, Self::NAME, THREADS);
 
     fn check(args: &MarkArgs) -> Result<(), String> {
         match args.rows.is_empty() {
@@ -172,7 +178,7 @@ impl Kernel for Mark {
     }
 
     fn grid(args: &MarkArgs) -> Grid {
-        Grid::line(args.rows.len())
+        Grid::line(args.rows.count.div_ceil(THREADS) as usize)
     }
 
     fn host(args: &MarkArgs, memory: &Access<'_>) -> Result<(), Fault> {

@@ -420,7 +420,9 @@ impl StreamHandle {
         unsafe {
             done(sys::cuGraphGetNodes(graph.raw, null_mut(), &mut graph.nodes))?;
             done(sys::cuGraphInstantiateWithFlags(&mut graph.exec, graph.raw, 0))?;
-            done(sys::cuGraphUpload(graph.exec, self.raw))?;
+            if graph.nodes > 0 {
+                done(sys::cuGraphUpload(graph.exec, self.raw))?;
+            }
         }
         Ok(graph)
     }

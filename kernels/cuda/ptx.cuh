@@ -1,0 +1,42 @@
+// The instructions that C++ has no word for.
+#pragma once
+#include "common.cuh"
+
+// c += a . b for a of 16 x 16 and b of 16 x 8 bf16, c in f32. Lane (g = lane / 4, t = lane % 4) holds
+// a: rows g (a0, a2) and g + 8 (a1, a3); b: column g; c: rows g (c0, c1) and g + 8 (c2, c3), columns 2t, 2t + 1.
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// 16 bytes of a weight: read once by this block, so they need no room in L1.
+__device__ __forceinline__ Quad load_weight(const void* from) {
+    Quad v;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+        : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+        : "l"(from));
+    return v;
+}
+
+// Starts a copy of 16 bytes to shared memory, or of zeros if not `live`. `from` must be aligned either way.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool live) {
+    const u32 address = (u32)__cvta_generic_to_shared(to);
+    const u32 bytes = live ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most the newest `N` groups of this thread are on their way.
+template <int N> __device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// The same number, which the compiler does not recognise: it computes what depends on it again instead of
+// keeping it in registers.
+__device__ __forceinline__ u32 afresh(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
