@@ -30,7 +30,7 @@ fn main() {
         let groups: Vec<Group<'_>> = slabs[..count].iter().map(|lanes| Group { lanes, rows: 16 }).collect();
         let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
         let key = runner.key(&shape);
-        assert_eq!((key.rows as usize, key.buffers.len()), (16 * count, count));
+        assert_eq!((key.rows() as usize, key.buffers.len()), (16 * count, count));
         time(&format!("round key {count} slabs"), None, &mut || {
             black_box(runner.key(black_box(&shape)));
         });
