@@ -38,7 +38,7 @@ fn main() {
     meter.measure(&figure, |times| (0..times).map(|_| pass()).sum::<Duration>());
 
     let weights = crowd.engine.runner().weights.bytes() as f64;
-    let load = Figure::new("tiny load, ladder captured", Unit::Seconds).need(1.0).floor(weights / bandwidth);
+    let load = Figure::new("tiny load with its ladder", Unit::Seconds).need(1.0).floor(weights / bandwidth);
     meter.measure(&load.seconds(4.0), |times| {
         let one = || {
             let (took, crowd) = spent_on(|| Crowd::open(&tiny(), &options));
