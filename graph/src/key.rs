@@ -36,7 +36,7 @@ pub struct Buffers {
 }
 
 impl Key {
-    /// Rows in all.
+    /// Rows in all: no field of its own, because those of the buffers say it.
     pub fn rows(&self) -> u32 {
         self.buffers.iter().map(|buffers| buffers.rows).sum()
     }

@@ -204,9 +204,7 @@ impl Engine {
     /// # Errors
     /// The device failed. Nothing more can be done with it.
     pub fn turn(&mut self) -> Result<Turn, Error> {
-        if let Some(round) = plan_round(&self.state) {
-            self.state.book(&round);
-            self.stage.round(&round, &self.state, &self.live, &self.slabs, &mut self.runner)?;
+        if let Some(round) = self.stage_next()? {
             let flying = self.run(round)?;
             self.flying.push_back(flying);
             if self.flying.len() < self.options.depth {
@@ -216,12 +214,34 @@ impl Engine {
         let Some(mut flying) = self.flying.pop_front() else { return Ok(Turn::Idle) };
         let outcomes = flying.read.take().map_or(Ok(Vec::new()), |pending| self.runner.take(pending))?;
         let traces = if self.options.trace { self.trace(&flying.round)? } else { Vec::new() };
-        let outcome = self.judge(&flying, &outcomes);
-        let effects = settle(&mut self.state, &flying.round, &outcome);
-        self.tell(effects);
-        self.grow()?;
         let Flying { round, how, .. } = flying;
+        self.settle(&round, how, &outcomes)?;
         Ok(Turn::Settled(Box::new(Settled { round, how, outcomes, traces })))
+    }
+
+    /// Plans, books and stages the next round: all that comes before its launches. For benches, which end
+    /// the round with [`Engine::settle`]; everyone else takes a turn.
+    ///
+    /// # Errors
+    /// The device failed.
+    #[doc(hidden)]
+    pub fn stage_next(&mut self) -> Result<Option<Round>, Error> {
+        let Some(round) = plan_round(&self.state) else { return Ok(None) };
+        self.state.book(&round);
+        self.stage.round(&round, &self.state, &self.live, &self.slabs, &mut self.runner)?;
+        Ok(Some(round))
+    }
+
+    /// Makes a round final that left these outcomes, and tells what follows from it.
+    ///
+    /// # Errors
+    /// The device failed.
+    #[doc(hidden)]
+    pub fn settle(&mut self, round: &Round, how: Ran, outcomes: &[Outcome]) -> Result<(), Error> {
+        let outcome = self.judge(round, how, outcomes);
+        let effects = settle(&mut self.state, round, &outcome);
+        self.tell(effects);
+        self.grow()
     }
 
     /// Whether no request waits or runs.
@@ -310,13 +330,13 @@ impl Engine {
     }
 
     /// What a round's outcomes mean for its lanes: accepted ids, and lanes that end with them.
-    fn judge(&mut self, flying: &Flying, outcomes: &[Outcome]) -> planner::Outcome {
+    fn judge(&mut self, round: &Round, how: Ran, outcomes: &[Outcome]) -> planner::Outcome {
         let mut judged = planner::Outcome::default();
-        for (at, rows) in flying.round.lanes.iter().enumerate() {
+        for (at, rows) in round.lanes.iter().enumerate() {
             let mut lane = LaneOutcome::default();
             let request = self.state.lane(rows.slot).map(|lane| lane.request().id);
             if let Some(live) = request.and_then(|id| self.live.get_mut(&id)) {
-                count(&mut live.rounds, flying.how);
+                count(&mut live.rounds, how);
                 if let Some(outcome) = outcomes.get(at) {
                     lane = live.judge(outcome);
                 }

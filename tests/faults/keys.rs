@@ -101,7 +101,7 @@ fn work(fixture: &mut Fixture) {
 }
 
 /// Two rounds with equal keys and different emissions, if there are any once `fault` has changed the keys.
-fn unsound<'a>(rounds: &'a [Round], fault: impl Fn(&mut Key)) -> Option<[&'a Round; 2]> {
+fn unsound(rounds: &[Round], fault: impl Fn(&mut Key)) -> Option<[&Round; 2]> {
     let mut first: HashMap<Key, &Round> = HashMap::new();
     rounds.iter().find_map(|round| {
         let mut key = round.key.clone();
