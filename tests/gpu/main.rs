@@ -1,0 +1,90 @@
+//! The CUDA device, on a machine that has one. Elsewhere every test is listed as ignored, with what is
+//! missing; those about compiling need NVRTC alone, and those about what is missing need it to be missing.
+
+mod capture;
+mod code;
+mod faults;
+mod memory;
+mod rig;
+mod streams;
+
+use std::process::ExitCode;
+
+use graph::cuda::code as compiler;
+use graph::{Device, Error};
+use libtest_mimic::{Arguments, Completion, Trial};
+
+/// What a test needs.
+#[derive(Clone, Copy)]
+enum Needs {
+    Device,
+    Compiler,
+    NoDriver,
+    NoCompiler,
+}
+
+/// A group of tests: what they are about, what they need, and each with its name.
+type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
+
+const GROUPS: [Group; 7] = [
+    ("memory", Needs::Device, memory::TESTS),
+    ("streams", Needs::Device, streams::TESTS),
+    ("capture", Needs::Device, capture::TESTS),
+    ("faults", Needs::Device, faults::TESTS),
+    ("code", Needs::Compiler, code::TESTS),
+    ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),
+    ("missing", Needs::NoCompiler, code::WITHOUT_COMPILER),
+];
+
+fn main() -> ExitCode {
+    if let Some(outcome) = faults::child() {
+        return outcome;
+    }
+    let mut args = Arguments::from_args();
+    // One at a time: they measure free memory, and share the device's one context.
+    args.test_threads.get_or_insert(1);
+    for error in [Device::cuda_count().err(), compiler::version().err()].into_iter().flatten() {
+        eprintln!("{error}");
+    }
+    let tests = GROUPS.iter().flat_map(|&(group, needs, tests)| {
+        let lacks = needs.lacks();
+        tests.iter().map(move |&(name, test)| {
+            let lacks = lacks.clone();
+            Trial::ignorable_test(format!("{group}::{name}"), move || match lacks {
+                Some(lacks) => Ok(Completion::ignored_with(lacks)),
+                None => {
+                    test();
+                    Ok(Completion::Completed)
+                }
+            })
+        })
+    });
+    libtest_mimic::run(&args, tests.collect()).exit_code()
+}
+
+impl Needs {
+    /// What is missing for such a test, if something is.
+    fn lacks(self) -> Option<String> {
+        match self {
+            Needs::Device => match Device::cuda_count() {
+                Ok(0) => Some("the CUDA driver has no device".into()),
+                Ok(_) => compiler::version().err().map(brief),
+                Err(error) => Some(brief(error)),
+            },
+            Needs::Compiler => compiler::version().err().map(brief),
+            Needs::NoDriver => match Device::cuda_count() {
+                Err(Error::Missing { .. }) => None,
+                _ => Some("there is a CUDA driver".into()),
+            },
+            Needs::NoCompiler => compiler::version().is_ok().then(|| "there is NVRTC".into()),
+        }
+    }
+}
+
+/// An error without its reasons, which are said once for all tests.
+fn brief(error: Error) -> String {
+    match error {
+        Error::Missing { what, .. } => format!("{what} is not usable"),
+        error => error.to_string(),
+    }
+}
