@@ -350,9 +350,13 @@ fn captures_take_turns_and_others_go_on() {
             scope.spawn(move || {
                 let mut done = 0u32;
                 while done < 50 {
-                    let Ok(recording) = Recording::begin(&stream, "mine") else {
-                        std::thread::yield_now();
-                        continue;
+                    let recording = match Recording::begin(&stream, "mine") {
+                        Ok(recording) => recording,
+                        Err(error) => {
+                            assert!(refused(&error), "{error}");
+                            std::thread::yield_now();
+                            continue;
+                        }
                     };
                     stream.run(add(&data, &data, 64, thread), std::slice::from_ref(&data)).unwrap();
                     match recording.finish(vec![]) {
