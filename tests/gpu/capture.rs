@@ -111,7 +111,7 @@ fn a_replay_reads_what_was_staged_for_it() {
         if value % 50 == 0 {
             rig.spin(10);
         }
-        ring.upload(&rig.stream, to.base(), 4, |bytes| bytes.copy_from_slice(&value.to_ne_bytes())).unwrap();
+        ring.upload(&rig.stream, to.base(), 4, &[], |bytes| bytes.copy_from_slice(&value.to_ne_bytes())).unwrap();
         rig.stream.replay(&exec).unwrap();
     }
     rig.stream.synchronize().unwrap();
@@ -138,7 +138,7 @@ fn what_a_capture_excludes_is_refused_by_name() {
         ("synchronisation", |b| b.stream.synchronize()),
         ("synchronisation", |b| b.other.synchronize()),
         ("synchronisation", |b| b.event.synchronize()),
-        ("synchronisation", |b| b.staging.upload(&b.stream, b.arena.base(), 4, |_| ())),
+        ("synchronisation", |b| b.staging.upload(&b.stream, b.arena.base(), 4, &[], |_| ())),
         ("waiting for an event", |b| b.stream.wait(&b.event)),
         ("recording an event", |b| b.stream.record(&b.event)),
         ("a replay", |b| b.stream.replay(&b.exec)),
@@ -350,9 +350,13 @@ fn captures_take_turns_and_others_go_on() {
             scope.spawn(move || {
                 let mut done = 0u32;
                 while done < 50 {
-                    let Ok(recording) = Recording::begin(&stream, "mine") else {
-                        std::thread::yield_now();
-                        continue;
+                    let recording = match Recording::begin(&stream, "mine") {
+                        Ok(recording) => recording,
+                        Err(error) => {
+                            assert!(refused(&error), "{error}");
+                            std::thread::yield_now();
+                            continue;
+                        }
                     };
                     stream.run(add(&data, &data, 64, thread), std::slice::from_ref(&data)).unwrap();
                     match recording.finish(vec![]) {

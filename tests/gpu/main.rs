@@ -43,6 +43,9 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // One at a time: they measure free memory, and share the device's one context.
     args.test_threads.get_or_insert(1);
+    for error in [Device::cuda_count().err(), compiler::version().err()].into_iter().flatten() {
+        eprintln!("{error}");
+    }
     let tests = GROUPS.iter().flat_map(|&(group, needs, tests)| {
         let lacks = needs.lacks();
         tests.iter().map(move |&(name, test)| {
@@ -65,15 +68,23 @@ impl Needs {
         match self {
             Needs::Device => match Device::cuda_count() {
                 Ok(0) => Some("the CUDA driver has no device".into()),
-                Ok(_) => compiler::version().err().map(|error| error.to_string()),
-                Err(error) => Some(error.to_string()),
+                Ok(_) => compiler::version().err().map(brief),
+                Err(error) => Some(brief(error)),
             },
-            Needs::Compiler => compiler::version().err().map(|error| error.to_string()),
+            Needs::Compiler => compiler::version().err().map(brief),
             Needs::NoDriver => match Device::cuda_count() {
                 Err(Error::Missing { .. }) => None,
                 _ => Some("there is a CUDA driver".into()),
             },
             Needs::NoCompiler => compiler::version().is_ok().then(|| "there is NVRTC".into()),
         }
+    }
+}
+
+/// An error without its reasons, which are said once for all tests.
+fn brief(error: Error) -> String {
+    match error {
+        Error::Missing { what, .. } => format!("{what} is not usable"),
+        error => error.to_string(),
     }
 }

@@ -162,8 +162,12 @@ pub(crate) struct AddArgs {
 }
 
 fn add_on_host(args: &AddArgs, memory: &Access<'_>) -> Result<(), Fault> {
-    let from = memory.read(args.from, args.count as usize)?;
-    let to = memory.write(args.to, args.count as usize)?;
+    let count = args.count as usize;
+    if args.to == args.from {
+        memory.write(args.to, count)?.iter_mut().for_each(|word| *word = word.wrapping_add(args.value));
+        return Ok(());
+    }
+    let (from, to) = (memory.read(args.from, count)?, memory.write(args.to, count)?);
     to.iter_mut().zip(from).for_each(|(to, from)| *to = from.wrapping_add(args.value));
     Ok(())
 }
@@ -173,7 +177,7 @@ fn blocks_of_128(args: &AddArgs) -> usize {
 }
 
 kernel!(
-    /// `to[i] = from[i] + value`.
+    /// `to[i] = from[i] + value`; `to` may be `from`.
     Add(AddArgs) = "add" ["u32"], twin("add", 128, 0), blocks_of_128, add_on_host
 );
 

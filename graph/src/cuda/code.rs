@@ -91,7 +91,7 @@ pub fn architecture((major, minor): (i32, i32)) -> String {
 pub fn version() -> Result<(i32, i32)> {
     static VERSION: OnceLock<Result<(i32, i32)>> = OnceLock::new();
     let ask = || {
-        let missing = |why| Error::Missing { what: "NVRTC, the CUDA run-time compiler".into(), why };
+        let missing = |why| Error::Missing { what: "NVRTC (the CUDA run-time compiler)".into(), why };
         // SAFETY: asks the loader; the library's initialisers are NVRTC's own.
         if !unsafe { sys::is_culib_present() } {
             return Err(missing(not_found("nvrtc")));

@@ -79,7 +79,9 @@ impl Failure {
 
 /// The sentence for a library that the loader did not find.
 pub(super) fn not_found(library: &str) -> String {
-    let tried = cudarc::get_lib_name_candidates(library).join(", ");
+    let mut tried = cudarc::get_lib_name_candidates(library);
+    tried.dedup();
+    let tried = tried.join(", ");
     format!("the loader found none of {tried}; put its folder on LD_LIBRARY_PATH or install it")
 }
 

@@ -10,8 +10,8 @@
 //!   nothing that happens in between can disturb the driver's capture, and a dropped one costs nothing;
 //! * memory whose owner is gone is freed at the next allocation or synchronisation, never in a capture.
 //!
-//! Files: [`driver`] owns the handles, [`queue`] is a stream with what its pending work holds, [`modules`]
-//! the loaded kernels, [`code`] the compiler and its cache, [`pinned`] host memory.
+//! Files: `driver` owns the handles, `queue` is a stream with what its pending work holds, `modules`
+//! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory.
 
 pub mod code;
 mod driver;
