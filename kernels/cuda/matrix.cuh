@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_units(float (&sums)[MT][NT][4], const bf16* 
     const u32 mine = lane_id() % 4 * 16;
     const u32 whole = aligned ? least(to, columns / UNIT) : from;
     u32 unit = from;
-#pragma unroll(MT * NT > 4 ? 1 : 2)
+#pragma unroll(MT * NT >= 4 ? 1 : 2)
     for (; unit < whole; ++unit) {
         const u32 at = unit * UNIT + mine;
         Strip lows[MT], highs[MT];

@@ -30,6 +30,7 @@ use crate::table::PAGE;
 ///            chosen: `[rows, top]` as `IndexSelect` writes it
 /// Domain     chosen holds min(top, nb) ascending ids below nb, then u32::MAX
 /// Effects    writes out of the covered rows
+/// CUDA       heads at most 256 wide
 /// Source     MODEL: QSA attention
 ///
 /// The simple version takes one row and head at a time. The host departs from it in one way that changes
@@ -63,7 +64,7 @@ pub struct Args {
 const BUNDLE: usize = 8;
 
 /// Query heads of a block of the CUDA twin.
-const HEADS: u32 = 16;
+pub(crate) const HEADS: u32 = 16;
 
 impl<E: Element> Kernel for Attend<E> {
     type Args = Args;

@@ -37,6 +37,7 @@ use crate::table::PAGE;
 ///            elements
 /// Domain     k_heads divides v_heads; the rows of a slot are all of its rows of the round, in order
 /// Effects    writes the covered rows of y and the states of the covered slots
+/// CUDA       key heads at most 256 wide
 /// Source     MODEL: gated delta net, recurrence
 pub struct DeltaStep<E>(PhantomData<E>);
 
@@ -52,6 +53,7 @@ pub struct DeltaStep<E>(PhantomData<E>);
 /// A chunk has only real rows: nothing of row i depends on the rows after it. Sums ascend.
 ///
 /// Shapes, domain and effects are those of [`DeltaStep`].
+/// CUDA       runs the recurrence of [`DeltaStep`], so the two agree bit for bit there
 /// Source     MODEL: gated delta net, chunked form; F solves the triangular system of U - W S directly
 pub struct DeltaChunk<E>(PhantomData<E>);
 

@@ -101,10 +101,10 @@ pub struct DownArgs {
 
 /// Rows up to which the CUDA twin of [`ExpertsUp`] takes every (row, place) by itself; more are grouped by
 /// expert. The bits are the same.
-const ALONE_ROWS: u32 = 16;
+pub(crate) const ALONE_ROWS: u32 = 16;
 
 /// Rows of the shared expert that a block of that twin takes.
-const SHARED_ROWS: u32 = 64;
+pub(crate) const SHARED_ROWS: u32 = 64;
 
 impl Sizes {
     fn check(&self) -> Result<(), String> {

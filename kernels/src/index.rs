@@ -68,6 +68,7 @@ pub struct PoolArgs {
 /// ```
 /// Shapes     iq: `[rows, index_heads, index_width]` elements; chosen: `[rows, top]`; ring as [`IndexPool`]
 /// Effects    writes chosen of the covered rows and their entries of the ring
+/// CUDA       top at most 2560
 /// Source     MODEL: QSA attention, indexer; config `indexer_budget` = top * ratio
 pub struct IndexSelect<E>(PhantomData<E>);
 

@@ -2,6 +2,10 @@
 //!
 //! A source is a text that the binary carries; a device compiles it when it starts. It includes no CUDA
 //! header, only the crate's own files.
+//!
+//! A twin computes what its contract says, with the rounding points of the host. The order of its sums is its
+//! own, but as fixed as the host's: a function of the widths (for attention, of the row's own positions). What
+//! the host reports as outside the domain, a twin leaves unwritten: a device has nobody to tell.
 
 use graph::{Definition, Grid, Kernel, Source, Twin};
 use half::bf16;
@@ -140,4 +144,53 @@ pub(crate) fn product_tiles(rows: u32, outputs: u32) -> usize {
 /// A grid of one block per row and run of `block` channels.
 pub(crate) fn channel_grid(rows: usize, channels: u32, block: u32) -> Grid {
     Grid::plane(rows, channels.div_ceil(block) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_operation_has_a_twin_in_its_source() {
+        let mut symbols = BTreeSet::new();
+        for definition in ALL {
+            let twin = definition.twin.unwrap_or_else(|| panic!("{definition:?} has no twin"));
+            let entry = twin.source.text.lines().find(|line| {
+                line.starts_with("extern \"C\" __global__ void")
+                    && line.contains(&format!(" {}(", twin.symbol))
+            });
+            assert!(entry.is_some(), "{} is not an entry of {}", twin.symbol, twin.source.name);
+            assert!(symbols.insert(twin.symbol), "two operations are called {}", twin.symbol);
+            assert_eq!(twin.symbol, definition.name);
+            assert!(twin.block.is_multiple_of(32) && twin.block <= 1024, "{}", twin.symbol);
+            for line in twin.source.text.lines().filter_map(|line| line.strip_prefix("#include \"")) {
+                let file = line.trim_end_matches('"');
+                assert!(
+                    INCLUDES.iter().any(|(name, _)| *name == file),
+                    "{} includes {file}",
+                    twin.source.name
+                );
+            }
+        }
+        assert_eq!(symbols.len(), ALL.len());
+    }
+
+    #[test]
+    fn grids_and_sources_count_the_same_tiles() {
+        let matrix = INCLUDES.iter().find(|(name, _)| *name == "matrix.cuh").expect("it is listed").1;
+        let constants = [
+            (matrix, "NARROW_ROWS", NARROW_ROWS),
+            (matrix, "WIDE", WIDE),
+            (EXPERTS.text, "OUTPUTS", NARROW_OUTPUTS),
+            (EXPERTS.text, "ALONE_ROWS", experts::ALONE_ROWS),
+            (EXPERTS.text, "SHARED_ROWS", experts::SHARED_ROWS),
+            (ATTEND.text, "HEADS", attend::HEADS),
+        ];
+        for (text, name, value) in constants {
+            let line = format!("constexpr u32 {name} = {value};");
+            assert!(text.lines().any(|l| l == line), "the source does not say: {line}");
+        }
+    }
 }
