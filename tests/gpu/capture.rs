@@ -111,7 +111,8 @@ fn a_replay_reads_what_was_staged_for_it() {
         if value % 50 == 0 {
             rig.spin(10);
         }
-        ring.upload(&rig.stream, to.base(), 4, &[], |bytes| bytes.copy_from_slice(&value.to_ne_bytes())).unwrap();
+        ring.upload(&rig.stream, to.base(), 4, &[], |bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
+            .unwrap();
         rig.stream.replay(&exec).unwrap();
     }
     rig.stream.synchronize().unwrap();

@@ -5,6 +5,7 @@ mod capture;
 mod code;
 mod faults;
 mod memory;
+mod model;
 mod rig;
 mod streams;
 
@@ -26,10 +27,11 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 7] = [
+const GROUPS: [Group; 8] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
+    ("model", Needs::Device, model::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("code", Needs::Compiler, code::TESTS),
     ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),

@@ -186,7 +186,8 @@ fn staged_words_survive_a_busy_device() {
         if value % 20 == 0 {
             rig.spin(10);
         }
-        ring.upload(&rig.stream, to.base(), 4, &[], |bytes| bytes.copy_from_slice(&value.to_ne_bytes())).unwrap();
+        ring.upload(&rig.stream, to.base(), 4, &[], |bytes| bytes.copy_from_slice(&value.to_ne_bytes()))
+            .unwrap();
         rig.stream.run(rig.log.emission_of(to.base()), &[to.clone(), rig.log.0.clone()]).unwrap();
     }
     rig.stream.synchronize().unwrap();

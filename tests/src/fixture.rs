@@ -53,22 +53,27 @@ pub struct Size {
 }
 
 impl Fixture {
-    /// Opens a model folder.
+    /// Opens a model folder on a host device.
     pub fn open(dir: &Path, element: ElementType, size: Size) -> Fixture {
+        Fixture::on(&Device::host(HostOptions::default()), dir, element, size)
+    }
+
+    /// Opens a model folder on a device.
+    pub fn on(device: &Device, dir: &Path, element: ElementType, size: Size) -> Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
-        let device = Device::host(HostOptions::default());
+        device.prepare(kernels::source::ALL).unwrap_or_else(|error| panic!("{error}"));
         let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
         let loaded = WeightPlan::new(&checkpoint, element)
-            .load(&checkpoint, &device, &mut |_, _| {})
+            .load(&checkpoint, device, &mut |_, _| {})
             .expect("weights load");
         let pages = size.slots * layout.pages_per_lane;
-        let pool = PagePool::new(&device, &layout, pages).expect("pages fit");
-        let lanes = Lanes::new(&device, 0, layout, size.slots, pool).expect("lanes fit");
+        let pool = PagePool::new(device, &layout, pages).expect("pages fit");
+        let lanes = Lanes::new(device, 0, layout, size.slots, pool).expect("lanes fit");
         let choices = checkpoint.config.vocab_size;
         let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
         let edits = size.rows / PAGE + 2 * size.slots + 2;
         let limits = RoundLimits { rows: size.rows, picked_rows: size.rows, edits };
-        let runner = Runner::new(&device, model, loaded.arena, limits).expect("buffers fit");
+        let runner = Runner::new(device, model, loaded.arena, limits).expect("buffers fit");
         Fixture { runner, lanes, sampling: Sampling::default() }
     }
 

@@ -19,12 +19,15 @@ pub(super) struct Modules {
     loaded: Mutex<Loaded>,
 }
 
+/// Source, kernel and element.
+type Name = (&'static str, &'static str, &'static str);
+
 #[derive(Default)]
 struct Loaded {
     /// By the digest of the source. They stay for the life of the device: captured graphs point into them.
     modules: HashMap<Digest, Module>,
-    /// By the address of the definition. One definition may have several addresses; each gets an entry.
-    functions: HashMap<usize, Function>,
+    /// By what names a definition: one definition may have several addresses.
+    functions: HashMap<Name, Function>,
 }
 
 impl Modules {
@@ -40,7 +43,7 @@ impl Modules {
     pub(super) fn find(&self, emission: &Emission) -> Option<Vec<Function>> {
         let loaded = self.loaded.lock();
         let launches = emission.entries().iter().filter_map(|entry| match *entry {
-            emission::Entry::Launch { kernel, .. } => Some(loaded.functions.get(&address(kernel)).copied()),
+            emission::Entry::Launch { kernel, .. } => Some(loaded.functions.get(&name(kernel)).copied()),
             _ => None,
         });
         launches.collect()
@@ -54,7 +57,7 @@ impl Modules {
         let twins: Vec<(&Definition, Twin, Digest)> =
             twins.map(|(d, twin)| (d, twin, code::identity(twin.source))).collect();
         for (definition, twin, key) in &twins {
-            if loaded.functions.contains_key(&address(definition)) {
+            if loaded.functions.contains_key(&name(definition)) {
                 continue;
             }
             let module = match loaded.modules.entry(*key) {
@@ -69,7 +72,7 @@ impl Modules {
                 }
             };
             let function = function(module, definition, twin)?;
-            loaded.functions.insert(address(definition), function);
+            loaded.functions.insert(name(definition), function);
         }
         Ok(())
     }
@@ -108,6 +111,6 @@ fn refused(source: &Source, doing: &str, failure: Failure) -> Error {
     Error::Code { source: source.name.into(), doing: doing.into(), why: format!("{name} ({says})") }
 }
 
-fn address(definition: &Definition) -> usize {
-    std::ptr::from_ref(definition) as usize
+fn name(definition: &Definition) -> Name {
+    (definition.twin.map_or("", |twin| twin.source.name), definition.name, definition.element)
 }

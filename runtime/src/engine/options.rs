@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::{Bank, Device, host::HostOptions};
+use graph::{Bank, CudaOptions, Device, host::HostOptions};
 use kernels::numerics::ElementType;
 use planner::{ClassId, Limits, Slab, State};
 
@@ -24,9 +24,20 @@ const SLAB_LANES: u16 = 16;
 /// Memory for pages on the host device, unless asked otherwise.
 const PAGE_BYTES: u64 = 256 << 20;
 
+/// Where an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The host device.
+    Host,
+    /// A CUDA device, by its number in the driver's order.
+    Cuda(usize),
+}
+
 /// The settings of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
+    /// The device.
+    pub place: Place,
     /// Element type of activations, weights and caches.
     pub element: ElementType,
     /// Whether decode rounds are captured and replayed.
@@ -73,6 +84,7 @@ pub struct Class {
 impl Default for EngineOptions {
     fn default() -> Self {
         EngineOptions {
+            place: Place::Host,
             element: ElementType::Bf16,
             graphs: true,
             classes: vec![Class::default()],
@@ -98,6 +110,22 @@ impl Default for Class {
 }
 
 impl EngineOptions {
+    /// Opens the device.
+    fn device(&self) -> Result<Device, Error> {
+        let device = match self.place {
+            Place::Host => Device::host(HostOptions { poison: self.poison, ..HostOptions::default() }),
+            Place::Cuda(ordinal) => {
+                if self.element == ElementType::F32 {
+                    let why = "f32 is the host device's precision, for comparisons; CUDA runs bf16";
+                    return Err(Error::Setting(why.into()));
+                }
+                Device::cuda_with(CudaOptions { ordinal, poison: self.poison })?
+            }
+        };
+        device.prepare(kernels::source::ALL)?;
+        Ok(device)
+    }
+
     /// Lanes of a class that are made at start.
     fn first_lanes(&self, class: &Class) -> u16 {
         class.lanes.min(self.slab_lanes)
@@ -206,7 +234,7 @@ pub fn open(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let device = Device::host(HostOptions { poison: options.poison, ..HostOptions::default() });
+    let device = options.device()?;
     progress(Progress::Device(device.describe()));
     let opened = Opened::new(dir, options.element)?;
     let sizes = Sizes::new(&opened, options)?;
