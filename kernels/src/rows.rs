@@ -5,7 +5,7 @@ use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::source;
 use crate::state::Part;
-use crate::table::{Fact, Head, Kind, PREVIOUS, Table};
+use crate::table::{Fact, Head, Kind, Table};
 
 /// Resolves rows, and applies the staged edits of page tables.
 ///
@@ -97,6 +97,10 @@ impl Kernel for Rows {
         }
 
         let (first, count) = (args.first as usize, args.count as usize);
+        if first + count > header.rows as usize {
+            let why = format!("rows {first}..{} of a table of {} staged rows", first + count, header.rows);
+            return Err(memory.domain(why));
+        }
         let rows = memory.read(table.rows.at(first), count)?;
         let prompt = match args.kind {
             0 => memory.read(table.prompt.at(first), count)?,
@@ -128,7 +132,6 @@ impl Kernel for Rows {
             let (slot, place, first, count) = (row.slot, row.place, row.first, row.count);
             facts[i] = Fact { slot, place, first, count, id, position, axes, previous };
         }
-        const { assert!(PREVIOUS >= 1) };
         Ok(())
     }
 }

@@ -41,6 +41,11 @@ impl<'a> Bundle<'a> {
             .map(|&page| self.lanes.pool.arena.base().byte_add(page as usize * self.lanes.layout.page_bytes))
     }
 
+    /// The arenas that a copy between this bundle and a snapshot points into.
+    fn keeps(&self, snapshot: &Snapshot) -> Vec<Arena> {
+        self.lanes.arenas().into_iter().chain([snapshot.arena.clone()]).collect()
+    }
+
     /// Makes the slot a fresh lane: zero state, and a page table that names no page.
     pub fn zero(&self, emission: &mut Emission) {
         let layout = self.layout();
@@ -75,7 +80,7 @@ impl<'a> Bundle<'a> {
         for (from, to) in self.used_pages().zip(snapshot.pages(self.layout())) {
             emission.copy::<u8>(to, from, self.layout().page_bytes);
         }
-        stream.run(emission, std::slice::from_ref(&snapshot.arena))?;
+        stream.run(emission, &self.keeps(&snapshot))?;
         Ok(snapshot)
     }
 
@@ -89,7 +94,7 @@ impl<'a> Bundle<'a> {
         for (to, from) in self.used_pages().zip(snapshot.pages(self.layout())) {
             emission.copy::<u8>(to, from, self.layout().page_bytes);
         }
-        stream.run(emission, std::slice::from_ref(&snapshot.arena))
+        stream.run(emission, &self.keeps(snapshot))
     }
 
     /// The digest of every part, after running what is queued on `stream`. Bytes of pages past the length
@@ -192,6 +197,7 @@ impl BundleDigest {
 
     /// The labels of the parts in which two bundles differ.
     pub fn differences<'a>(&'a self, other: &'a BundleDigest) -> Vec<&'a str> {
+        assert_eq!(self.parts.len(), other.parts.len(), "bundles of one layout");
         let pairs = self.parts.iter().zip(&other.parts);
         pairs.filter(|(a, b)| a != b).map(|(a, _)| a.0.as_str()).collect()
     }

@@ -47,6 +47,11 @@ impl ChatTemplate {
             }
         };
 
+        if source.len() > TEMPLATE_BYTES {
+            let why =
+                format!("it has {} bytes; a template of more than {TEMPLATE_BYTES} is none", source.len());
+            return Err(ChatError::Syntax { path, why });
+        }
         let mut environment = environment();
         environment
             .add_template_owned(TEMPLATE, source)
@@ -161,8 +166,14 @@ impl ChatRequest {
     }
 }
 
+/// Longest template. Those of models have a few thousand bytes.
+const TEMPLATE_BYTES: usize = 1 << 18;
+/// Steps that rendering may take: a template that loops on purpose ends within a second or so.
+const TEMPLATE_STEPS: u64 = 20_000_000;
+
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(TEMPLATE_STEPS));
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);

@@ -151,6 +151,13 @@ pub struct Stats {
 impl Engine {
     /// Takes a request into the queue. What becomes of it is told through `events`.
     pub fn submit(&mut self, id: RequestId, submission: Submission, events: Sender<Event>) {
+        if self.live.contains_key(&id) {
+            tell(
+                &events,
+                Event::Refused(format!("request {} is under way already; give it another number", id.0)),
+            );
+            return;
+        }
         let vocab = self.runner.model.config.vocab_size;
         let class = submission.class.0 as usize;
         let context = self.options.classes.get(class).map(|class| class.context);
@@ -294,10 +301,10 @@ impl Engine {
         }
     }
 
-    /// Tells every request that the device failed.
-    pub(crate) fn fail_all(&mut self, error: &Error) {
+    /// Tells every request that it will not be finished, and why.
+    pub(crate) fn fail_all(&mut self, why: &str) {
         for (_, live) in self.live.drain() {
-            tell(&live.events, Event::Failed(error.to_string()));
+            tell(&live.events, Event::Failed(why.to_owned()));
         }
     }
 

@@ -297,7 +297,7 @@ impl fmt::Display for Listed<'_> {
     }
 }
 
-/// Why a session call failed.
+/// Why a call failed.
 #[derive(Debug)]
 pub enum Error {
     /// The model folder cannot be loaded.

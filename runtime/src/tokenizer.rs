@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokenizers::DecoderWrapper;
+use tokenizers::{DecoderWrapper, ModelWrapper};
 
 /// Ids stay below this; the tables here have a place for every id.
 const MAX_ID: u32 = 1 << 24;
@@ -37,6 +37,7 @@ impl Tokenizer {
         let bytes = std::fs::read(&path).map_err(|source| TextError::Read { path: path.clone(), source })?;
         let encoder = tokenizers::Tokenizer::from_bytes(&bytes)
             .map_err(|why| TextError::Parse { path: path.clone(), why: why.to_string() })?;
+        refuse_lossy(&encoder).map_err(|why| TextError::Parse { path: path.clone(), why: why.into() })?;
         if !matches!(encoder.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(TextError::NotByteLevel { path });
         }
@@ -140,6 +141,22 @@ impl TokenBytes {
 
     fn shown(&self, id: u32, skip_special: bool) -> &[u8] {
         if skip_special && self.special.get(id as usize) == Some(&true) { &[] } else { self.of(id) }
+    }
+}
+
+/// Says why a tokenizer would not give a text's own ids, each time the same.
+fn refuse_lossy(encoder: &tokenizers::Tokenizer) -> Result<(), &'static str> {
+    if encoder.get_truncation().is_some() {
+        return Err("it cuts long texts; remove `truncation`");
+    }
+    if encoder.get_padding().is_some() {
+        return Err("it pads short texts; remove `padding`");
+    }
+    match encoder.get_model() {
+        ModelWrapper::BPE(model) if model.dropout.is_some_and(|dropout| dropout > 0.0) => {
+            Err("it merges at random; remove `dropout`")
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random schedules: arrivals, lengths, cancellations, options, page pressure, slab growth, mixed classes.
 
 use planner::ClassId;
-use runtime::engine::{Engine, EngineOptions, Turn};
+use runtime::engine::{Engine, EngineOptions, Event, Reason, Turn};
 use runtime::receipts::{Planned, Random, Schedule, play};
 
 use crate::{small, tight};
@@ -87,16 +87,19 @@ fn overlapped_is_one_by_one() {
     });
 }
 
-/// Equal keys have equal emission digests, whatever rounds they come from.
+/// Equal keys have equal emission digests, whatever rounds they come from: over several slabs, two cache
+/// classes and all orders of arrival.
 #[test]
 fn equal_keys_imply_equal_emissions() {
-    let mut engine = small(EngineOptions { audit: 1, ..tight() });
+    let mut engine = small(EngineOptions { audit: 2, ..tight() });
     let mut random = Random::new(5);
     for _ in 0..15 {
         play(&mut engine, &schedule(&mut random)).expect("runs");
     }
     let stats = engine.stats();
     assert!(stats.rounds.eager["audit"] > 100, "{}", stats.rounds);
+    // Beyond the ladder of the first slab, graphs over several slabs were captured and compared too.
+    assert!(stats.bank.captured > 6, "{:?}", stats.bank);
     assert_eq!((stats.audits_failed, stats.bank.audits_failed), (0, 0));
 }
 
@@ -114,21 +117,36 @@ fn churn_captures_nothing_after_the_ladder() {
     assert_eq!((ladder.bank.captured, ladder.graphs), (16, 16));
     let (mut random, mut rounds, mut id) = (Random::new(6), 0, 0);
     let used = engine.runner().device.used_bytes();
-    while rounds < 1500 {
+    let mut inboxes = Vec::new();
+    let mut widths = [0u32; 17];
+    while rounds < 10_000 {
         if engine.state().lanes().count() + engine.state().waiting().len() < 1 + random.below(16) as usize {
             id += 1;
             let prompt = (0..1 + random.below(8)).map(|_| random.below(VOCAB)).collect();
             let mut submission = runtime::request::Submission::new(prompt);
-            submission.max_tokens = Some(1 + random.below(6));
-            engine.submit(planner::RequestId(id), submission, crossbeam_channel::unbounded().0);
+            submission.max_tokens = Some(1 + random.below(40));
+            submission.ignore_eos = true;
+            let (sender, events) = crossbeam_channel::unbounded();
+            engine.submit(planner::RequestId(id), submission, sender);
+            inboxes.push(events);
         }
-        rounds += u32::from(matches!(engine.turn().expect("runs"), Turn::Settled(_)));
+        if let Turn::Settled(settled) = engine.turn().expect("runs") {
+            rounds += 1;
+            if settled.round.kind == planner::Kind::Decode {
+                widths[settled.round.row_count() as usize] += 1;
+            }
+        }
+    }
+    while !engine.is_idle() {
+        engine.turn().expect("runs");
     }
     let stats = engine.stats();
-    assert_eq!(stats.bank.captured, 16, "{}", stats.rounds);
-    assert_eq!(stats.rounds.captured, 0);
-    assert!(stats.rounds.replayed > 100, "{}", stats.rounds);
+    assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
+    assert!(stats.rounds.replayed > 5_000, "{}", stats.rounds);
+    assert!(widths[1..].iter().all(|rounds| *rounds > 0), "rounds by lanes: {widths:?}");
     assert_eq!(engine.runner().device.used_bytes(), used);
+    let length = |event| matches!(event, Event::Finished(finished) if finished.reason == Reason::Length);
+    assert!(inboxes.iter().all(|events| events.try_iter().last().is_some_and(length)));
 }
 
 /// A failing schedule shrinks to the one request that fails, and prints as a scene that the planner can play.

@@ -242,11 +242,11 @@ fn differ(kind: Kind, a: &[u8], b: &[u8]) -> Option<String> {
     let mut worst: Option<(usize, f64)> = None;
     let mut count = 0;
     for (at, (a, b)) in a.iter().zip(&b).enumerate() {
-        let same = a == b || (a.is_nan() && b.is_nan());
         let difference = (a - b).abs();
-        if !same && !(difference <= share * largest || difference <= ulps * a.abs()) {
+        let near = difference <= share * largest || difference <= ulps * a.abs();
+        if !(near || a == b || (a.is_nan() && b.is_nan())) {
             count += 1;
-            if worst.is_none_or(|worst| !(difference <= worst.1)) {
+            if worst.is_none_or(|worst| difference.is_nan() || difference > worst.1) {
                 worst = Some((at, difference));
             }
         }

@@ -131,6 +131,18 @@ fn the_template_file_wins_over_the_tokenizer_configuration() {
 }
 
 #[test]
+fn a_template_that_does_not_end_is_stopped() {
+    let endless = "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
+    let error = template(endless).render(&ChatRequest::user("hi")).unwrap_err();
+    assert!(error.to_string().contains("fuel"), "{error}");
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ 1".to_owned() + &"+1".repeat(200_000) + " }}")
+        .unwrap();
+    let error = ChatTemplate::open(dir.path()).err().expect("refused");
+    assert!(error.to_string().contains("262144"), "{error}");
+}
+
+#[test]
 fn chat_files_are_lists_or_objects_and_nothing_unknown() {
     let messages = json!([{"role": "user", "content": "a"}]);
     let plain = ChatRequest::from_json(&messages.to_string()).unwrap();

@@ -163,3 +163,23 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> String {
     let pushed: String = ids.iter().map(|&id| stream.push(id)).collect();
     pushed + &stream.finish()
 }
+
+#[test]
+fn tokenizers_that_would_change_a_text_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain: serde_json::Value = crate::json("models/tiny/tokenizer.json");
+    let refused = |change: &dyn Fn(&mut serde_json::Value), word: &str| {
+        let mut tokenizer = plain.clone();
+        change(&mut tokenizer);
+        std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let error = Tokenizer::open(dir.path()).err().expect("refused").to_string();
+        assert!(error.contains(word), "{error}");
+    };
+    let truncation =
+        serde_json::json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+    refused(&|tokenizer| tokenizer["truncation"] = truncation.clone(), "truncation");
+    let padding = serde_json::json!({"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "x"});
+    refused(&|tokenizer| tokenizer["padding"] = padding.clone(), "padding");
+    refused(&|tokenizer| tokenizer["model"]["dropout"] = 0.5.into(), "dropout");
+}

@@ -35,8 +35,8 @@ enum Mail {
     Stop,
 }
 
-/// The thread of an engine. It ends when it is told to stop and nothing is left to do, when every handle is
-/// gone, or when the device fails.
+/// The thread of an engine. It ends when it is told to stop and nothing is left to do, or when the device
+/// fails.
 pub struct EngineThread {
     thread: JoinHandle<Result<(), Error>>,
     mail: Sender<Mail>,
@@ -54,8 +54,29 @@ impl Engine {
     }
 }
 
-/// The life of the engine thread: take the mail, turn, until told to stop.
+/// The life of the engine thread: take the mail, turn, until told to stop. However it ends, every request
+/// that was taken is told its end.
 fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Result<(), Error> {
+    let turns = std::panic::AssertUnwindSafe(|| turns(&mut engine, inbox, stats));
+    let ended = std::panic::catch_unwind(turns);
+    let why = match &ended {
+        Ok(Ok(())) => "the engine has stopped".to_owned(),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the engine met a fault of its own and has ended".to_owned(),
+    };
+    engine.fail_all(&why);
+    for mail in inbox.try_iter() {
+        if let Mail::Submit(_, _, events) = mail {
+            // If nobody listens, there is nobody to tell.
+            let _ = events.send(Event::Failed(why.clone()));
+        }
+    }
+    *stats.lock() = engine.stats();
+    ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Turns until there is nothing left to do and the word to stop was given.
+fn turns(engine: &mut Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Result<(), Error> {
     let mut stopping = false;
     loop {
         // Waits only if there is truly nothing to do.
@@ -64,25 +85,25 @@ fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Re
                 return Ok(());
             }
             match inbox.recv() {
-                Ok(mail) => stopping |= receive(&mut engine, mail),
+                Ok(mail) => stopping |= receive(engine, mail, stopping),
                 Err(_) => return Ok(()),
             }
         }
         while let Ok(mail) = inbox.try_recv() {
-            stopping |= receive(&mut engine, mail);
+            stopping |= receive(engine, mail, stopping);
         }
-        if let Err(error) = engine.turn() {
-            engine.fail_all(&error);
-            *stats.lock() = engine.stats();
-            return Err(error);
-        }
+        engine.turn()?;
         *stats.lock() = engine.stats();
     }
 }
 
-/// Whether it was the word to stop.
-fn receive(engine: &mut Engine, mail: Mail) -> bool {
+/// Takes one piece of mail; whether it was the word to stop. An engine that is stopping takes no requests.
+fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> bool {
     match mail {
+        Mail::Submit(_, _, events) if stopping => {
+            // If nobody listens, there is nobody to tell.
+            let _ = events.send(Event::Failed("the engine is stopping".into()));
+        }
         Mail::Submit(id, submission, events) => engine.submit(id, *submission, events),
         Mail::Cancel(id) => engine.cancel(id),
         Mail::Stop => return true,
