@@ -37,6 +37,7 @@ pub fn options(lanes: u16, context: u32) -> EngineOptions {
     EngineOptions {
         element: ElementType::Bf16,
         classes: vec![Class { context, lanes, pages: 0 }],
+        slab_lanes: 16,
         ..EngineOptions::default()
     }
 }

@@ -519,21 +519,21 @@ fn tell(events: &Sender<Event>, event: Event) {
     let _ = events.send(event);
 }
 
-/// Captures the rounds of 1, 2, ... lanes of the first slab, and runs one round of each kind, before any
-/// request is taken.
+/// Runs one round of each kind on the first slab of every cache class, and captures its rounds of 1, 2, ...
+/// lanes, before any request is taken.
 fn warm(engine: &mut Engine) -> Result<(), Error> {
     let (slabs, runner) = (&engine.slabs, &mut engine.runner);
-    let lanes = &slabs[0];
-    runner.clear_slot(lanes, 0)?;
-    for kind in [Kind::Prompt, Kind::Decode] {
-        engine.stage.warm(kind, runner)?;
-        runner.run_eager(&RoundShape { kind, groups: &[Group { lanes, rows: 1 }], picks: Picks::All })?;
-    }
-    runner.outcomes(1)?;
-    runner.clear_slot(lanes, 0)?;
-    if engine.options.graphs {
+    for lanes in slabs {
+        runner.clear_slot(lanes, 0)?;
+        for kind in [Kind::Prompt, Kind::Decode] {
+            engine.stage.warm(lanes.number, kind, runner)?;
+            let groups = [Group { lanes, rows: 1 }];
+            runner.run_eager(&RoundShape { kind, groups: &groups, picks: Picks::All })?;
+        }
+        runner.outcomes(1)?;
+        runner.clear_slot(lanes, 0)?;
         let most = lanes.slab.slots().min(planner::GRAPH_ROWS as usize);
-        for rows in (1..=most).rev() {
+        for rows in (1..=most).rev().filter(|_| engine.options.graphs) {
             let groups = [Group { lanes, rows }];
             let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
             // A key whose capture fails runs eagerly; the bank counts it.

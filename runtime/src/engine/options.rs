@@ -19,8 +19,10 @@ use crate::tokenizer::Tokenizer;
 
 /// Positions of the longest context, unless asked otherwise or the model has fewer.
 const DEFAULT_CONTEXT: u32 = 32_768;
-/// Lanes of a slab, unless asked otherwise.
-const SLAB_LANES: u16 = 16;
+/// Lanes, unless asked otherwise.
+const LANES: u16 = 16;
+/// Most lanes of a slab, unless asked otherwise: as many as the widest captured round has rows.
+const SLAB_LANES: u16 = planner::GRAPH_ROWS as u16;
 /// Memory for pages on the host device, unless asked otherwise.
 const PAGE_BYTES: u64 = 256 << 20;
 
@@ -105,7 +107,7 @@ impl Default for EngineOptions {
 
 impl Default for Class {
     fn default() -> Self {
-        Class { context: 0, lanes: SLAB_LANES, pages: 0 }
+        Class { context: 0, lanes: LANES, pages: 0 }
     }
 }
 

@@ -73,14 +73,14 @@ impl Stage {
         }));
     }
 
-    /// Stages one row of slot 0, to warm up.
-    pub(super) fn warm(&mut self, kind: Kind, runner: &mut Runner) -> Result<(), Error> {
+    /// Stages one row of slot 0 of a slab, to warm up.
+    pub(super) fn warm(&mut self, slab: u32, kind: Kind, runner: &mut Runner) -> Result<(), Error> {
         let prompt = [PromptRow { id: 0, axes: [0; 3] }];
         let table = StagedTable {
             rows: &[Row { slot: 0, place: 0, first: 0, count: 1 }],
             sampling: &[Sampling::default()],
             prompt: if kind == Kind::Prompt { &prompt } else { &[] },
-            edits: &[PageEdit { slab: 0, slot: 0, index: 0, page: 0 }],
+            edits: &[PageEdit { slab, slot: 0, index: 0, page: 0 }],
         };
         Ok(runner.stage(table)?)
     }
