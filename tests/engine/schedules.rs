@@ -120,11 +120,14 @@ fn churn_captures_nothing_after_the_ladder() {
     let mut inboxes = Vec::new();
     let mut widths = [0u32; 17];
     while rounds < 10_000 {
-        if engine.state().lanes().count() + engine.state().waiting().len() < 1 + random.below(16) as usize {
+        // The crowd swells to 16 lanes and thins out again, and lanes leave after a few ids all the time.
+        let wave = (rounds / 200) % 32;
+        let crowd = 1 + wave.min(31 - wave) as usize;
+        if engine.state().lanes().count() + engine.state().waiting().len() < crowd {
             id += 1;
             let prompt = (0..1 + random.below(8)).map(|_| random.below(VOCAB)).collect();
             let mut submission = runtime::request::Submission::new(prompt);
-            submission.max_tokens = Some(1 + random.below(40));
+            submission.max_tokens = Some(8 + random.below(40));
             submission.ignore_eos = true;
             let (sender, events) = crossbeam_channel::unbounded();
             engine.submit(planner::RequestId(id), submission, sender);

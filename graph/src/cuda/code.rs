@@ -151,7 +151,11 @@ pub fn compile(source: &Source, architecture: &str, definitions: &[&Definition])
     };
     let text = |text: &str| CString::new(text).map_err(|_| failed("a text holds a zero byte".into()));
     let program = Program::new(source, &text, &failed)?;
-    let options = options(architecture, definitions);
+    let mut options = options(architecture, definitions);
+    if version()? >= (13, 0) {
+        // NVRTC's own cache would answer a second compile without a log; ours keeps code and needs the log.
+        options.push("--no-cache".into());
+    }
     let options = options.iter().map(|option| text(option)).collect::<Result<Vec<CString>>>()?;
     let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     // SAFETY: the program lives; the pointers are as many as stated, to texts that end in a zero.
