@@ -5,6 +5,7 @@ use std::time::Duration;
 use benches::{Crowd, Figure, Meter, Unit, note, options, prompt, read_bytes_per_second, round_bytes};
 use benches::{spent_on, tiny};
 use kernels::numerics::ElementType;
+use kernels::tiles::Order;
 
 const PROMPT: usize = 1500;
 const PIECE: usize = 512;
@@ -26,7 +27,10 @@ fn main() {
         took
     };
     pass();
-    let config = runtime::open::Opened::new(&tiny(), ElementType::Bf16).expect("a model").checkpoint.config;
+    let config = runtime::open::Opened::new(&tiny(), ElementType::Bf16, Order::Rows)
+        .expect("a model")
+        .checkpoint
+        .config;
     let bytes = (0..PROMPT).step_by(PIECE).map(|start| {
         let end = PROMPT.min(start + PIECE);
         round_bytes(&config, ElementType::Bf16, end - start, 1, end)

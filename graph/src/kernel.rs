@@ -75,10 +75,14 @@ impl Grid {
         Grid::plane(x, 1)
     }
 
-    /// A grid along two axes. A number that does not fit becomes one that no device can launch.
+    /// A grid along two axes.
     pub fn plane(x: usize, y: usize) -> Grid {
-        let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        Grid([narrow(x), narrow(y), 1])
+        Grid::space(x, y, 1)
+    }
+
+    /// A grid along three axes. A number that does not fit becomes one that no device can launch.
+    pub fn space(x: usize, y: usize, z: usize) -> Grid {
+        Grid([x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX)))
     }
 
     /// Whether a device can launch it. The limits are CUDA's: no axis is empty, the first has at most

@@ -1,6 +1,6 @@
 // The twins of kernels/src/experts.rs, which holds the contracts. A row with an id past the experts is left
 // unwritten (by experts_up: the places with such an id).
-#include "matrix.cuh"
+#include "tiles.cuh"
 
 struct Sizes {
     u32 rows, hidden, inner, shared_inner, experts, k;
@@ -9,6 +9,8 @@ struct Sizes {
 struct UpArgs {
     const bf16* x;
     const u32* ids;
+    const u32* list;
+    const u32* starts;
     const bf16* gate_up;
     const bf16* shared_gate_up;
     bf16* a;
@@ -16,6 +18,7 @@ struct UpArgs {
     Sizes sizes;
 };
 static_assert(sizeof(UpArgs) == ARGS_BYTES_experts_up);
+static_assert(sizeof(UpArgs) == ARGS_BYTES_experts_up_prompt);
 
 struct DownArgs {
     const bf16* a;
@@ -29,146 +32,250 @@ struct DownArgs {
 };
 static_assert(sizeof(DownArgs) == ARGS_BYTES_experts_down);
 
+struct GroupArgs {
+    const u32* ids;
+    u32* list;
+    u32* starts;
+    Sizes sizes;
+};
+static_assert(sizeof(GroupArgs) == ARGS_BYTES_experts_group);
+
+struct ProductsArgs {
+    const bf16* a;
+    const bf16* s;
+    const u32* list;
+    const u32* starts;
+    const bf16* down;
+    const bf16* shared_down;
+    float* products;
+    Sizes sizes;
+};
+static_assert(sizeof(ProductsArgs) == ARGS_BYTES_experts_products);
+
+struct SumArgs {
+    const float* products;
+    const u32* ids;
+    const float* weights;
+    float* p;
+    Sizes sizes;
+};
+static_assert(sizeof(SumArgs) == ARGS_BYTES_experts_sum);
+
 constexpr u32 WARPS = 8;
-constexpr u32 THREADS = WARPS * 32;
-constexpr u32 OUTPUTS = 16;
-// Rows up to which every (row, place) has a block of its own; more are grouped by expert.
-constexpr u32 ALONE_ROWS = 16;
-// Pairs that a block lists before it computes them, and rows of the shared expert per block.
-constexpr u32 LISTED = 2048;
-constexpr u32 SHARED_ROWS = 64;
+// Slices of an up projection at most; a half of a down projection is one.
+constexpr u32 UP_SLICES = 8;
+// Places that a block of experts_down works on at a time, a warp for each.
+constexpr u32 PLACES = 11;
+// Gate and up rows of eight outputs share a tile.
+constexpr u32 PAIRS = TILE / 2;
 
-// Gate and up products of 16 outputs of one expert for up to 8 * NT inputs: `row(i)` is input i or null,
-// `to(i)` is where its activations go.
-template <u32 NT, class Row, class To>
-__device__ __forceinline__ void activate(const Matrix& gate_up, u32 first, Row row, To to) {
-    const u32 inner = gate_up.rows / 2;
-    const auto weight = [&](u32 m, u32 i) { return gate_up.row(m * inner + least(first + i, inner - 1)); };
-    const bool aligned = gate_up.aligned() && __syncthreads_and(aligned16(row(lane_id() / 4)));
-    narrow_product<2, NT, WARPS>(gate_up.columns, aligned, weight, row,
-                                 [&](u32, u32 i, u32 r, const float(&sums)[2]) {
-                                     if (first + i < inner && row(r))
-                                         to(r)[first + i] = narrow(mul(silu(r16(sums[0])), r16(sums[1])));
-                                 });
+// What a prompt's block computes at a time: 128 weight rows by 32 rows.
+typedef Wide<8, 32, 8, 4> Part;
+
+__device__ __forceinline__ bf16 activation(float gate, float up) { return narrow(mul(silu(r16(gate)), r16(up))); }
+__device__ __forceinline__ u32 pair_tiles(u32 inner) { return ceil_div(inner, PAIRS); }
+
+// Tile `tile` of an expert's gate and up projections, for one input.
+template <class Depend>
+__device__ __forceinline__ void up_one(const bf16* gate_up, u32 tile, const bf16* x, u32 hidden, u32 inner, bf16* to,
+                                       Depend depend) {
+    const Slices slices(hidden, UP_SLICES);
+    const Rows row{x, hidden, 1, hidden};
+    narrow_product<1, WARPS, 5>(Tiles(gate_up, slices.units).unit(tile, 0), row, slices, 0, depend,
+                                [&](u32 g, u32, float gate, float up) {
+                                    const u32 output = tile * PAIRS + g;
+                                    if (output < inner) to[output] = activation(gate, up);
+                                });
 }
 
-// As `activate`, for any number of inputs.
-template <class Row, class To>
-__device__ __forceinline__ void activate_all(const Matrix& gate_up, u32 first, u32 count, Row row, To to) {
-    for (u32 done = 0; done < count; done += 16) {
-        const auto here = [&](u32 i) { return done + i < count ? row(done + i) : nullptr; };
-        const auto there = [&](u32 i) { return to(done + i); };
-        if (count - done <= 8) activate<1>(gate_up, first, here, there);
-        else activate<2>(gate_up, first, here, there);
-    }
-}
-
-// Lists the places that chose `expert` and computes them, as often as the list fills. Their order is free:
-// every place has sums of its own.
-__device__ __forceinline__ void grouped(const UpArgs& a, const Matrix& gate_up, u32 expert, u32 first) {
-    __shared__ u32 list[LISTED + THREADS];
-    __shared__ u32 listed;
-    const u32 pairs = a.sizes.rows * a.sizes.k;
-    if (threadIdx.x == 0) listed = 0;
-    __syncthreads();
-    for (u32 from = 0; from < pairs; from += THREADS) {
-        const u32 pair = from + threadIdx.x;
-        if (pair < pairs && a.ids[pair] == expert) list[atomicAdd(&listed, 1)] = pair;
-        if (!__syncthreads_or(listed >= LISTED || from + THREADS >= pairs)) continue;
-        activate_all(
-            gate_up, first, listed, [&](u32 i) { return a.x + (u64)(list[i] / a.sizes.k) * a.sizes.hidden; },
-            [&](u32 i) { return a.a + (u64)list[i] * a.sizes.inner; });
-        __syncthreads();
-        if (threadIdx.x == 0) listed = 0;
-        __syncthreads();
-    }
-}
-
-// blockIdx.x: a tile of outputs, and above it either a (row, place), or a block of shared rows, then an expert.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) experts_up(UpArgs a) {
+// blockIdx.x: a tile; blockIdx.y: a place of a row. The next launch may read the lists of chosen experts before it
+// waits for this one: it starts when they are complete.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up(UpArgs a) {
     const Sizes& n = a.sizes;
-    const u32 tiles = ceil_div(n.inner > n.shared_inner ? n.inner : n.shared_inner, OUTPUTS);
-    const u32 first = blockIdx.x % tiles * OUTPUTS, group = blockIdx.x / tiles;
-    const Matrix shared{a.shared_gate_up, n.hidden, 2 * n.shared_inner, n.hidden};
-    const auto routed = [&](u32 id) {
-        return Matrix{a.gate_up + (u64)id * 2 * n.inner * n.hidden, n.hidden, 2 * n.inner, n.hidden};
-    };
-    if (n.rows <= ALONE_ROWS) {
-        const u32 r = group / (n.k + 1), place = group % (n.k + 1);
-        const bf16* const x = a.x + (u64)r * n.hidden;
-        const auto row = [&](u32 i) { return i == 0 ? x : nullptr; };
-        if (place == n.k) {
-            if (first < n.shared_inner)
-                activate<1>(shared, first, row, [&](u32) { return a.s + (u64)r * n.shared_inner; });
-        } else {
-            const u32 pair = r * n.k + place, id = a.ids[pair];
-            if (first < n.inner && id < n.experts)
-                activate<1>(routed(id), first, row, [&](u32) { return a.a + (u64)pair * n.inner; });
-        }
+    const u32 tile = blockIdx.x, row = blockIdx.y / (n.k + 1), place = blockIdx.y % (n.k + 1);
+    const bf16* const x = a.x + (u64)row * n.hidden;
+    if (place == n.k && tile < pair_tiles(n.shared_inner)) {
+        up_one(a.shared_gate_up, tile, x, n.hidden, n.shared_inner, a.s + (u64)row * n.shared_inner, [] {
+            wait_for_previous();
+            let_next_start();
+        });
         return;
     }
-    const u32 shared_blocks = ceil_div(n.rows, SHARED_ROWS);
-    if (group < shared_blocks) {
-        const u32 from = group * SHARED_ROWS;
-        if (first < n.shared_inner)
-            activate_all(
-                shared, first, least(SHARED_ROWS, n.rows - from),
-                [&](u32 i) { return a.x + (u64)(from + i) * n.hidden; },
-                [&](u32 i) { return a.s + (u64)(from + i) * n.shared_inner; });
-    } else if (first < n.inner) {
-        grouped(a, routed(group - shared_blocks), group - shared_blocks, first);
-    }
+    wait_for_previous();
+    let_next_start();
+    if (place == n.k || tile >= pair_tiles(n.inner)) return;
+    const u32 pair = row * n.k + place, id = a.ids[pair];
+    if (id >= n.experts) return;
+    const u64 expert = (u64)pair_tiles(n.inner) * ceil_div(n.hidden, UNIT) * TILE * UNIT;
+    up_one(a.gate_up + id * expert, tile, x, n.hidden, n.inner, a.a + (u64)pair * n.inner, [] {});
 }
 
-// Places whose products are held at once.
-constexpr u32 HELD = 32;
-
-// blockIdx.x: a tile of outputs, and below it a row; blockIdx.y: the half of the inner widths.
-extern "C" __global__ void __launch_bounds__(THREADS) experts_down(DownArgs a) {
-    __shared__ float products[HELD][WARPS][OUTPUTS];
+// blockIdx.x: a tile, and above it a row; blockIdx.y: the half of the inner widths.
+extern "C" __global__ void __launch_bounds__(PLACES * 32, 2) experts_down(DownArgs a) {
+    __shared__ float products[PLACES][TILE];
     const Sizes& n = a.sizes;
-    const u32 row = blockIdx.x % n.rows, first = blockIdx.x / n.rows * OUTPUTS, cut = blockIdx.y;
-    const u32 lane = lane_id(), g = lane / 4;
+    const u32 row = blockIdx.x % n.rows, tile = blockIdx.x / n.rows, cut = blockIdx.y;
+    const u32 lane = lane_id(), tiles = ceil_div(n.hidden, TILE);
     const u32* const ids = a.ids + (u64)row * n.k;
-    for (u32 place = 0; place < n.k; ++place)
-        if (ids[place] >= n.experts) return;
-
-    // Slices of a product, routed or shared, at most.
-    const u32 most = Slices<WARPS>((n.inner > n.shared_inner ? n.inner : n.shared_inner) / CUTS).count;
+    bool waited = false, known = true;
     float sum = 0.0f;
-    for (u32 base = 0; base <= n.k; base += HELD) {
-        const u32 held = least(HELD, n.k + 1 - base);
-        for (u32 item = warp_id(); item < held * most; item += WARPS) {
-            const u32 place = base + item / most, slice = item % most;
-            const bool shared = place == n.k;
-            const u32 inner = shared ? n.shared_inner : n.inner, half = inner / CUTS, from = cut * half;
-            const Slices<WARPS> slices(half);
-            if (slice >= slices.count) continue;
-            const bf16* const down = (shared ? a.shared_down : a.down + (u64)ids[place] * n.hidden * n.inner) + from;
-            const bf16* const x = (shared ? a.s + (u64)row * inner : a.a + ((u64)row * n.k + place) * inner) + from;
-            const Matrix w{down, inner, n.hidden, half};
-            const bf16* const low[1] = {w.row(least(first + g, n.hidden - 1))};
-            const bf16* const high[1] = {w.row(least(first + g + 8, n.hidden - 1))};
-            const bf16* const column[1] = {g == 0 ? x : nullptr};
-            const u32 unit = slice * slices.per;
-            float sums[1][1][4] = {};
-            add_units<1, 1>(sums, low, high, column, unit, least(unit + slices.per, slices.units), half,
-                            w.aligned() && aligned16(x));
+    for (u32 base = 0; base <= n.k; base += PLACES) {
+        const u32 held = least(PLACES, n.k + 1 - base), place = base + warp_id();
+        const bool shared = place == n.k, mine = place <= n.k;
+        const u32 inner = shared ? n.shared_inner : n.inner, half = inner / CUTS, units = ceil_div(half, UNIT);
+        const u32 id = mine && !shared ? ids[place] : 0;
+        const bool exists = shared || id < n.experts;
+        const bf16* const expert = shared ? a.shared_down : a.down + (u64)id * tiles * units * CUTS * TILE * UNIT;
+        Stream<3> weights(Tiles(expert, units * CUTS).unit(tile, cut * units), mine && exists ? units : 0);
+        if (!waited) {
+            let_next_start();
+            wait_for_previous();
+            waited = true;
+        }
+        if (mine) {
+            const bf16* const from = shared ? a.s + (u64)row * inner : a.a + ((u64)row * n.k + place) * inner;
+            const bf16* const x[1] = {lane / 4 == 0 ? from + cut * half : nullptr};
+            const bool aligned = aligned16(from) && half % 8 == 0;
+            float sums[1][4] = {};
+            weights.multiply(sums, x, 0, half, aligned);
             if (lane % 4 == 0) {
-                products[place - base][slice][g] = sums[0][0][0];
-                products[place - base][slice][g + 8] = sums[0][0][2];
+                products[warp_id()][lane / 4] = sums[0][0];
+                products[warp_id()][lane / 4 + 8] = sums[0][2];
+            }
+        }
+        known = __syncthreads_and(known && exists);
+        for (u32 i = 0; threadIdx.x < TILE && i < held; ++i)
+            sum = add(sum, mul(a.weights[(u64)row * (n.k + 1) + base + i], products[i][threadIdx.x]));
+        __syncthreads();
+    }
+    const u32 output = tile * TILE + threadIdx.x;
+    if (known && threadIdx.x < TILE && output < n.hidden) a.p[((u64)cut * n.rows + row) * n.hidden + output] = sum;
+}
+
+// One block per expert, which lists the places that chose it in order.
+extern "C" __global__ void __launch_bounds__(256) experts_group(GroupArgs a) {
+    __shared__ u32 counts[8];
+    let_next_start();
+    wait_for_previous();
+    const u32 expert = blockIdx.x, pairs = a.sizes.rows * a.sizes.k;
+    u32 before = 0;
+    for (u32 pair = threadIdx.x; pair < pairs; pair += 256) before += a.ids[pair] < expert;
+    u32 next = (u32)block_total(before);
+    if (threadIdx.x == 0) a.starts[expert] = next;
+    for (u32 base = 0; base < pairs; base += 256) {
+        const u32 pair = base + threadIdx.x;
+        const bool chosen = pair < pairs && a.ids[pair] == expert;
+        const u32 votes = __ballot_sync(WHOLE_WARP, chosen);
+        if (lane_id() == 0) counts[warp_id()] = __popc(votes);
+        __syncthreads();
+        u32 ahead = 0, all = 0;
+        for (u32 warp = 0; warp < 8; ++warp) {
+            if (warp < warp_id()) ahead += counts[warp];
+            all += counts[warp];
+        }
+        if (chosen) a.list[next + ahead + __popc(votes & ((1u << lane_id()) - 1))] = pair;
+        next += all;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0 && expert + 1 == a.sizes.experts) a.starts[expert + 1] = next;
+}
+
+// Which rows a prompt's block works on: 32 of the shared expert, or all of a routed one.
+struct Work {
+    bool shared;
+    u32 from, to, expert;
+
+    __device__ Work(u32 group, const Sizes& n, const u32* starts) {
+        const u32 chunks = ceil_div(n.rows, Part::ROWS);
+        shared = group < chunks;
+        expert = shared ? 0 : group - chunks;
+        from = shared ? group * Part::ROWS : starts[expert];
+        to = shared ? least(n.rows, from + Part::ROWS) : starts[expert + 1];
+    }
+};
+
+// blockIdx.x: a run of tiles, and above it the work.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up_prompt(UpArgs a) {
+    let_next_start();
+    wait_for_previous();
+    const Sizes& n = a.sizes;
+    const u32 runs = ceil_div(pair_tiles(n.inner > n.shared_inner ? n.inner : n.shared_inner), Part::TILES);
+    const Work work(blockIdx.x / runs, n, a.starts);
+    const u32 inner = work.shared ? n.shared_inner : n.inner, tiles = pair_tiles(inner);
+    const u32 tile = blockIdx.x % runs * Part::TILES;
+    if (tile >= tiles) return;
+    const Slices slices(n.hidden, UP_SLICES);
+    const u64 expert = (u64)work.expert * tiles * slices.units * TILE * UNIT;
+    const Tiles w(work.shared ? a.shared_gate_up : a.gate_up + expert, slices.units);
+    for (u32 from = work.from; from < work.to; from += Part::ROWS) {
+        const u32 rows = least(work.to - from, Part::ROWS);
+        const auto input = [&](u32 i) -> const bf16* {
+            if (i >= rows) return nullptr;
+            return a.x + (u64)(work.shared ? from + i : a.list[from + i] / n.k) * n.hidden;
+        };
+        const bool aligned = aligned16(a.x) && n.hidden % 8 == 0;
+        const float* const sums =
+            Part::product(w, tile, tiles - 1, 0, input, n.hidden, aligned, slices, 0, slices.count, [] {});
+        for (u32 r = warp_id(); r < rows; r += WARPS) {
+            bf16* const to = work.shared ? a.s + (u64)(from + r) * inner : a.a + (u64)a.list[from + r] * inner;
+            for (u32 i = lane_id(); i < Part::TILES * PAIRS; i += 32) {
+                const u32 output = tile * PAIRS + i;
+                const float* const of = sums + r * Part::SUM_PITCH + i / PAIRS * TILE + i % PAIRS;
+                if (output < inner) to[output] = activation(of[0], of[PAIRS]);
             }
         }
         __syncthreads();
-        for (u32 i = 0; threadIdx.x < OUTPUTS && i < held; ++i) {
-            const u32 place = base + i, half = (place == n.k ? n.shared_inner : n.inner) / CUTS;
-            float product = products[i][0][threadIdx.x];
-            for (u32 slice = 1; slice < Slices<WARPS>(half).count; ++slice)
-                product = add(product, products[i][slice][threadIdx.x]);
-            sum = add(sum, mul(a.weights[(u64)row * (n.k + 1) + place], product));
+    }
+}
+
+// blockIdx.x: a run of tiles, and above it the work; blockIdx.y: the half of the inner widths.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_products(ProductsArgs a) {
+    let_next_start();
+    wait_for_previous();
+    const Sizes& n = a.sizes;
+    const u32 tiles = ceil_div(n.hidden, TILE), runs = ceil_div(tiles, Part::TILES), cut = blockIdx.y;
+    const Work work(blockIdx.x / runs, n, a.starts);
+    const u32 tile = blockIdx.x % runs * Part::TILES;
+    const u32 inner = work.shared ? n.shared_inner : n.inner, half = inner / CUTS;
+    const Slices slices(half, 1);
+    const u64 expert = (u64)work.expert * tiles * slices.units * CUTS * TILE * UNIT;
+    const Tiles w(work.shared ? a.shared_down : a.down + expert, slices.units * CUTS);
+    for (u32 from = work.from; from < work.to; from += Part::ROWS) {
+        const u32 rows = least(work.to - from, Part::ROWS);
+        const bf16* const base = (work.shared ? a.s : a.a) + cut * half;
+        const auto input = [&](u32 i) -> const bf16* {
+            if (i >= rows) return nullptr;
+            return base + (u64)(work.shared ? from + i : a.list[from + i]) * inner;
+        };
+        const bool aligned = aligned16(base) && inner % 8 == 0;
+        const float* const sums = Part::product(w, tile, tiles - 1, cut * slices.units, input, half, aligned, slices, 0,
+                                                slices.count, [] {});
+        for (u32 r = warp_id(); r < rows; r += WARPS) {
+            const u32 pair = work.shared ? 0 : a.list[from + r];
+            const u64 row = work.shared ? from + r : pair / n.k, place = work.shared ? n.k : pair % n.k;
+            float* const to = a.products + (((u64)cut * n.rows + row) * (n.k + 1) + place) * n.hidden;
+            for (u32 i = lane_id(); i < Part::OUTPUTS && tile * TILE + i < n.hidden; i += 32)
+                to[tile * TILE + i] = sums[r * Part::SUM_PITCH + i];
         }
         __syncthreads();
     }
-    const u32 output = first + threadIdx.x;
-    if (threadIdx.x < OUTPUTS && output < n.hidden) a.p[((u64)cut * n.rows + row) * n.hidden + output] = sum;
+}
+
+// blockIdx.x: a row; blockIdx.y: the half of the inner widths.
+extern "C" __global__ void __launch_bounds__(256) experts_sum(SumArgs a) {
+    let_next_start();
+    wait_for_previous();
+    const Sizes& n = a.sizes;
+    const u64 row = blockIdx.x, at = (u64)blockIdx.y * n.rows + row;
+    for (u32 place = 0; place < n.k; ++place)
+        if (a.ids[row * n.k + place] >= n.experts) return;
+    const float* const weights = a.weights + row * (n.k + 1);
+    const float* const products = a.products + at * (n.k + 1) * n.hidden;
+    for (u32 output = threadIdx.x; output < n.hidden; output += 256) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 place = 0; place <= n.k; ++place)
+            sum = add(sum, mul(weights[place], products[(u64)place * n.hidden + output]));
+        a.p[at * n.hidden + output] = sum;
+    }
 }

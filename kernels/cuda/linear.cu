@@ -1,5 +1,5 @@
 // The twins of kernels/src/linear.rs, which holds the contracts.
-#include "matrix.cuh"
+#include "tiles.cuh"
 
 struct Args {
     const bf16* x;
@@ -10,31 +10,59 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_linear);
 static_assert(sizeof(Args) == ARGS_BYTES_linear_wide);
 static_assert(sizeof(Args) == ARGS_BYTES_linear_cut);
+static_assert(sizeof(Args) == ARGS_BYTES_linear_prompt);
+static_assert(sizeof(Args) == ARGS_BYTES_linear_wide_prompt);
+static_assert(sizeof(Args) == ARGS_BYTES_linear_cut_prompt);
 
 constexpr u32 WARPS = 8;
+constexpr u32 SLICES = 8;
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) linear(Args a) {
-    const Matrix w{a.w, a.inner, a.outputs, a.inner}, x{a.x, a.inner, a.rows, a.inner};
-    bf16* const y = (bf16*)a.y;
-    product_tile<WARPS>(w, x, blockIdx.x, [&](u32, u32 output, u32 row, float sum) {
-        y[(u64)row * a.outputs + output] = narrow(sum);
-    });
+__device__ __forceinline__ void put(bf16* y, float sum) { *y = narrow(sum); }
+__device__ __forceinline__ void put(float* y, float sum) { *y = sum; }
+
+// Tile blockIdx.x by up to 8 * NT rows of `x`, for cut blockIdx.y.
+template <class Y, u32 NT>
+__device__ __forceinline__ void some(const Args& a, const Quad* tile, const Rows& x, const Slices& slices, Y* y) {
+    narrow_product<NT, WARPS, NT == 1 ? 5 : 4>(tile, x, slices, 0, Depend(),
+                                                   [&](u32 g, u32 r, float low, float high) {
+                                                       const u32 output = blockIdx.x * TILE + g;
+                                                       Y* const to = y + (u64)r * a.outputs + output;
+                                                       if (output < a.outputs) put(to, low);
+                                                       if (output + 8 < a.outputs) put(to + 8, high);
+                                                   });
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_wide(Args a) {
-    const Matrix w{a.w, a.inner, a.outputs, a.inner}, x{a.x, a.inner, a.rows, a.inner};
-    float* const y = (float*)a.y;
-    product_tile<WARPS>(w, x, blockIdx.x, [&](u32, u32 output, u32 row, float sum) {
-        y[(u64)row * a.outputs + output] = sum;
-    });
+// Tile blockIdx.x by the rows of block blockIdx.z, for cut blockIdx.y of `cuts`.
+template <class Y> __device__ __forceinline__ void few(const Args& a, u32 cuts) {
+    const u32 width = a.inner / cuts, cut = blockIdx.y, first = blockIdx.z * NARROW_ROWS;
+    const Slices slices(width, SLICES);
+    const Quad* const tile = Tiles(a.w, slices.units * cuts).unit(blockIdx.x, cut * slices.units);
+    const Rows x{a.x + (u64)first * a.inner + cut * width, a.inner, least(a.rows - first, NARROW_ROWS), width};
+    Y* const y = (Y*)a.y + ((u64)cut * a.rows + first) * a.outputs;
+    if (x.count <= 8) some<Y, 1>(a, tile, x, slices, y);
+    else if (x.count <= 16) some<Y, 2>(a, tile, x, slices, y);
+    else some<Y, 4>(a, tile, x, slices, y);
 }
 
-// Half blockIdx.y of the inner width.
-extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_cut(Args a) {
-    const u32 half = a.inner / CUTS, from = blockIdx.y * half;
-    const Matrix w{a.w + from, a.inner, a.outputs, half}, x{a.x + from, a.inner, a.rows, half};
-    float* const p = (float*)a.y + (u64)blockIdx.y * a.rows * a.outputs;
-    product_tile<WARPS>(w, x, blockIdx.x, [&](u32, u32 output, u32 row, float sum) {
-        p[(u64)row * a.outputs + output] = sum;
-    });
+// Panel blockIdx.x, row panels first, for cut blockIdx.y of `cuts`.
+template <class Y> __device__ __forceinline__ void many(const Args& a, u32 cuts) {
+    const u32 width = a.inner / cuts, cut = blockIdx.y, panels = ceil_div(a.rows, Panel::ROWS);
+    const u32 first = blockIdx.x % panels * Panel::ROWS, tile = blockIdx.x / panels * Panel::TILES;
+    const Slices slices(width, SLICES);
+    const Tiles w(a.w, slices.units * cuts);
+    const Rows x{a.x + (u64)first * a.inner + cut * width, a.inner, least(a.rows - first, Panel::ROWS), width};
+    const float* const sums = Panel::product(
+        w, tile, ceil_div(a.outputs, TILE) - 1, cut * slices.units, [&](u32 i) { return x.row(i); }, width,
+        x.aligned(), slices, 0, slices.count, Depend());
+    Y* const y = (Y*)a.y + ((u64)cut * a.rows + first) * a.outputs;
+    for (u32 r = warp_id(); r < x.count; r += WARPS)
+        for (u32 o = lane_id(); o < Panel::OUTPUTS && tile * TILE + o < a.outputs; o += 32)
+            put(y + (u64)r * a.outputs + tile * TILE + o, sums[r * Panel::SUM_PITCH + o]);
 }
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear(Args a) { few<bf16>(a, 1); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear_wide(Args a) { few<float>(a, 1); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear_cut(Args a) { few<float>(a, CUTS); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear_prompt(Args a) { many<bf16>(a, 1); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear_wide_prompt(Args a) { many<float>(a, 1); }
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) linear_cut_prompt(Args a) { many<float>(a, CUTS); }

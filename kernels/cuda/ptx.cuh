@@ -40,3 +40,17 @@ __device__ __forceinline__ u32 afresh(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+
+// Lets the next launch of the stream start: its blocks may come as soon as all of this one's have called this.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until all work ahead of this launch is done and can be seen. Whatever depends on it comes behind.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

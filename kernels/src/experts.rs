@@ -7,8 +7,9 @@ use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, silu, widened};
-use crate::source::{self, NARROW_OUTPUTS};
+use crate::source;
 use crate::spread;
+use crate::tiles::{Matrix, TILE};
 
 /// Gate and up projections of each row's experts.
 ///
@@ -17,14 +18,19 @@ use crate::spread;
 /// s[r, i]    = likewise with the shared expert
 /// ```
 /// Shapes     x: `[rows, hidden]`; gate_up: `[experts, 2 * inner, hidden]`, gate rows first;
-///            shared_gate_up: `[2 * shared_inner, hidden]`; a: `[rows, k, inner]`; s: `[rows, shared_inner]`;
-///            all elements; ids: `[rows, k]`
+///            shared_gate_up: `[2 * shared_inner, hidden]`, each in the device's order as two groups;
+///            a: `[rows, k, inner]`; s: `[rows, shared_inner]`; all elements; ids: `[rows, k]`; list and starts as
+///            [`ExpertsGroup`] makes them, on the prompt route; null on the other
 /// Domain     ids below experts
 /// Effects    writes all of a and s
 /// Source     MODEL: mixture of experts
-pub struct ExpertsUp<E>(PhantomData<E>);
+pub struct ExpertsUp<E, const PROMPT: bool = false>(PhantomData<E>);
 
-/// Down projections of each row's experts, weighed and summed, cut in two over the inner widths.
+/// The prompt route of [`ExpertsUp`].
+pub type ExpertsUpPrompt<E> = ExpertsUp<E, true>;
+
+/// Down projections of each row's experts, weighed and summed, cut in two over the inner widths: the decode
+/// route. The launch ahead of it in a round must be [`ExpertsUp`], since it may read ids while that still runs.
 ///
 /// ```text
 /// p[c, r, o] = sum over j of weights[r, j] * (down[e] row o . a[r, j] over half c)      e = ids[r, j]
@@ -33,11 +39,46 @@ pub struct ExpertsUp<E>(PhantomData<E>);
 /// The sum over j runs in order, from 0, the shared expert last; nothing is rounded.
 ///
 /// Shapes     a, s, ids: as [`ExpertsUp`]; weights: `[rows, k + 1]` f32; down: `[experts, hidden, inner]`,
-///            shared_down: `[hidden, shared_inner]` elements; p: `[2, rows, hidden]` f32
+///            shared_down: `[hidden, shared_inner]` elements, each cut, in the device's order; p: `[2, rows, hidden]`
+///            f32
 /// Domain     ids below experts; inner and shared_inner are even
 /// Effects    writes all of p
 /// Source     MODEL: mixture of experts, Roundhouse's numerics
 pub struct ExpertsDown<E>(PhantomData<E>);
+
+/// The places of a prompt's rows, gathered by expert.
+///
+/// ```text
+/// starts[e] = number of (r, j) with ids[r, j] < e
+/// list[starts[e]..starts[e + 1]] = r * k + j of every ids[r, j] = e, ascending
+/// ```
+/// Shapes     ids: `[rows, k]`; list: `[rows * k]`; starts: `[experts + 1]`
+/// Domain     ids below experts
+/// Effects    writes all of list and starts
+pub struct ExpertsGroup;
+
+/// Down projections of each row's experts: the first half of the prompt route of [`ExpertsDown`].
+///
+/// ```text
+/// products[c, r, j, o] = down[e] row o . a[r, j] over half c      e = ids[r, j]
+/// products[c, r, k, o] = shared_down row o . s[r] over half c
+/// ```
+/// Shapes     as [`ExpertsDown`] and [`ExpertsGroup`]; products: `[2, rows, k + 1, hidden]` f32
+/// Domain     inner and shared_inner are even
+/// Effects    writes all of products
+pub struct ExpertsProducts<E>(PhantomData<E>);
+
+/// Down projections weighed and summed: the second half of the prompt route of [`ExpertsDown`].
+///
+/// ```text
+/// p[c, r, o] = sum over j <= k of weights[r, j] * products[c, r, j, o]
+/// ```
+/// The sum over j runs in order, from 0; nothing is rounded.
+///
+/// Shapes     as [`ExpertsDown`] and [`ExpertsProducts`]
+/// Domain     ids below experts
+/// Effects    writes all of p
+pub struct ExpertsSum;
 
 /// The sizes of a mixture.
 #[repr(C)]
@@ -65,6 +106,10 @@ pub struct UpArgs {
     pub x: Ptr<u8>,
     /// ids.
     pub ids: Ptr<u32>,
+    /// list, or null.
+    pub list: Ptr<u32>,
+    /// starts, or null.
+    pub starts: Ptr<u32>,
     /// gate_up.
     pub gate_up: Ptr<u8>,
     /// shared_gate_up.
@@ -99,12 +144,66 @@ pub struct DownArgs {
     pub sizes: Sizes,
 }
 
-/// Rows up to which the CUDA twin of [`ExpertsUp`] takes every (row, place) by itself; more are grouped by
-/// expert. The bits are the same.
-pub(crate) const ALONE_ROWS: u32 = 16;
+/// Arguments of [`ExpertsGroup`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct GroupArgs {
+    /// ids.
+    pub ids: Ptr<u32>,
+    /// list.
+    pub list: Ptr<u32>,
+    /// starts.
+    pub starts: Ptr<u32>,
+    /// The sizes.
+    pub sizes: Sizes,
+}
 
-/// Rows of the shared expert that a block of that twin takes.
-pub(crate) const SHARED_ROWS: u32 = 64;
+/// Arguments of [`ExpertsProducts`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct ProductsArgs {
+    /// a.
+    pub a: Ptr<u8>,
+    /// s.
+    pub s: Ptr<u8>,
+    /// list.
+    pub list: Ptr<u32>,
+    /// starts.
+    pub starts: Ptr<u32>,
+    /// down.
+    pub down: Ptr<u8>,
+    /// shared_down.
+    pub shared_down: Ptr<u8>,
+    /// products.
+    pub products: Ptr<f32>,
+    /// The sizes.
+    pub sizes: Sizes,
+}
+
+/// Arguments of [`ExpertsSum`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct SumArgs {
+    /// products.
+    pub products: Ptr<f32>,
+    /// ids.
+    pub ids: Ptr<u32>,
+    /// weights.
+    pub weights: Ptr<f32>,
+    /// p.
+    pub p: Ptr<f32>,
+    /// The sizes.
+    pub sizes: Sizes,
+}
+
+/// Places that a block of the CUDA twin of [`ExpertsDown`] works on at a time.
+pub(crate) const PLACES: u32 = 11;
+/// Rows that a block of a prompt's twins works on at a time.
+const PART_ROWS: usize = 32;
+/// Tiles of that block.
+const PART_TILES: usize = 8;
+/// Its shared memory: four stages.
+const PART_SHARED: u32 = source::wide_shared(PART_TILES as u32, PART_ROWS as u32, 4);
 
 impl Sizes {
     fn check(&self) -> Result<(), String> {
@@ -116,6 +215,56 @@ impl Sizes {
             true => Ok(()),
             false => Err(format!("k {k} is more than experts {experts}")),
         }
+    }
+
+    fn check_cuts(&self) -> Result<(), String> {
+        let Sizes { inner, shared_inner, .. } = *self;
+        match [inner, shared_inner].iter().all(|width| width.is_multiple_of(CUTS as u32)) {
+            true => Ok(()),
+            false => Err(format!(
+                "inner {inner} and shared_inner {shared_inner} must be multiples of the {CUTS} cuts"
+            )),
+        }
+    }
+
+    /// Runs of rows that the blocks of a prompt's twins share out: of the shared expert, then one per expert.
+    fn work_groups(&self) -> usize {
+        (self.rows as usize).div_ceil(PART_ROWS) + self.experts as usize
+    }
+
+    /// `[2, rows, k + 1, hidden]`: the down projections of every place, the shared expert's last. The weights
+    /// are a, s, down and shared_down.
+    fn products<E: Element>(
+        &self,
+        [a, s, down, shared_down]: [Ptr<u8>; 4],
+        ids: &[u32],
+        memory: &Access<'_>,
+    ) -> Result<Vec<f32>, Fault> {
+        let (rows, hidden, k) = (self.rows as usize, self.hidden as usize, self.k as usize);
+        let (inner, shared_inner) = (self.inner as usize, self.shared_inner as usize);
+        let a = widened(memory.read::<E>(a.cast(), rows * k * inner)?);
+        let s = widened(memory.read::<E>(s.cast(), rows * shared_inner)?);
+        let groups = self.groups(ids, memory)?;
+        let expert = hidden * inner;
+        let down = memory.read::<E>(down.cast(), self.experts as usize * expert)?;
+        let shared = memory.read::<E>(shared_down.cast(), hidden * shared_inner)?;
+        let mut products = vec![0.0; CUTS * rows * (k + 1) * hidden];
+        for (cut, products) in products.chunks_exact_mut(rows * (k + 1) * hidden).enumerate() {
+            let routed = spread::map(groups.iter().collect(), rows * self.work(), |(id, pairs)| {
+                let a = gather(&a, inner, pairs.iter().copied());
+                product(half(&a, inner, cut), half(&down[id * expert..][..expert], inner, cut))
+            });
+            for ((_, pairs), routed) in groups.iter().zip(&routed) {
+                for (pair, routed) in pairs.iter().zip(routed.chunks_exact(hidden)) {
+                    products[(pair / k * (k + 1) + pair % k) * hidden..][..hidden].copy_from_slice(routed);
+                }
+            }
+            let shared = product(half(&s, shared_inner, cut), half(shared, shared_inner, cut));
+            for (r, shared) in shared.chunks_exact(hidden).enumerate() {
+                products[(r * (k + 1) + k) * hidden..][..hidden].copy_from_slice(shared);
+            }
+        }
+        Ok(products)
     }
 
     /// The multiply-adds of one row through matrices of `inner` and `shared_inner` by `hidden`.
@@ -137,24 +286,32 @@ impl Sizes {
     }
 }
 
-impl<E: Element> Kernel for ExpertsUp<E> {
+impl<E: Element, const PROMPT: bool> Kernel for ExpertsUp<E, PROMPT> {
     type Args = UpArgs;
-    const NAME: &'static str = "experts_up";
+    const NAME: &'static str = if PROMPT { "experts_up_prompt" } else { "experts_up" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::EXPERTS, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(
+        &source::EXPERTS,
+        Self::NAME,
+        256,
+        if PROMPT { PART_SHARED } else { 8 * 8 * 16 * 4 },
+    );
 
     fn check(args: &UpArgs) -> Result<(), String> {
-        args.sizes.check()
+        args.sizes.check()?;
+        match PROMPT && (args.list.is_null() || args.starts.is_null()) {
+            true => Err("a prompt needs the list of places by expert".into()),
+            false => Ok(()),
+        }
     }
 
     fn grid(args: &UpArgs) -> Grid {
-        let Sizes { rows, inner, shared_inner, experts, k, .. } = args.sizes;
-        let tiles = inner.max(shared_inner).div_ceil(NARROW_OUTPUTS) as usize;
-        let groups = match rows <= ALONE_ROWS {
-            true => rows * (k + 1),
-            false => rows.div_ceil(SHARED_ROWS) + experts,
-        };
-        Grid::line(tiles * groups as usize)
+        let Sizes { rows, inner, shared_inner, k, .. } = args.sizes;
+        let tiles = pairs(inner.max(shared_inner) as usize, 1).tiles();
+        match PROMPT {
+            true => Grid::line(tiles.div_ceil(PART_TILES) * args.sizes.work_groups()),
+            false => Grid::plane(tiles, (rows * (k + 1)) as usize),
+        }
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -191,59 +348,140 @@ impl<E: Element> Kernel for ExpertsDown<E> {
     type Args = DownArgs;
     const NAME: &'static str = "experts_down";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::EXPERTS, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::EXPERTS, Self::NAME, PLACES * 32);
 
     fn check(args: &DownArgs) -> Result<(), String> {
         args.sizes.check()?;
-        let Sizes { inner, shared_inner, .. } = args.sizes;
-        match [inner, shared_inner].iter().all(|width| width.is_multiple_of(CUTS as u32)) {
-            true => Ok(()),
-            false => Err(format!(
-                "inner {inner} and shared_inner {shared_inner} must be multiples of the {CUTS} cuts"
-            )),
-        }
+        args.sizes.check_cuts()
     }
 
     fn grid(args: &DownArgs) -> Grid {
         let Sizes { rows, hidden, .. } = args.sizes;
-        Grid::plane(hidden.div_ceil(NARROW_OUTPUTS) as usize * rows as usize, CUTS)
+        Grid::plane((hidden as usize).div_ceil(TILE) * rows as usize, CUTS)
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {
         let sizes = &args.sizes;
-        let (rows, hidden, k) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize);
-        let (inner, shared_inner) = (sizes.inner as usize, sizes.shared_inner as usize);
-        let a = widened(memory.read::<E>(args.a.cast(), rows * k * inner)?);
-        let s = widened(memory.read::<E>(args.s.cast(), rows * shared_inner)?);
-        let groups = sizes.groups(memory.read(args.ids, rows * k)?, memory)?;
-        let weights = memory.read(args.weights, rows * (k + 1))?;
-        let expert = hidden * inner;
-        let down = memory.read::<E>(args.down.cast(), sizes.experts as usize * expert)?;
-        let shared = memory.read::<E>(args.shared_down.cast(), hidden * shared_inner)?;
+        let (rows, hidden, places) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize + 1);
+        let weights = memory.read(args.weights, rows * places)?;
+        let ids = memory.read(args.ids, rows * sizes.k as usize)?;
+        let products = sizes.products::<E>([args.a, args.s, args.down, args.shared_down], ids, memory)?;
         let p = memory.write(args.p, CUTS * rows * hidden)?;
-
-        // Per used expert and cut, a product `[pairs, hidden]`; per pair, which product and row.
-        let mut found = vec![(0, 0); rows * k];
-        for (group, (_, pairs)) in groups.iter().enumerate() {
-            pairs.iter().enumerate().for_each(|(i, &pair)| found[pair] = (group, i));
-        }
-        for (cut, p) in p.chunks_exact_mut(rows * hidden).enumerate() {
-            let products = spread::map(groups.iter().collect(), rows * sizes.work(), |(id, pairs)| {
-                let a = gather(&a, inner, pairs.iter().copied());
-                product(half(&a, inner, cut), half(&down[id * expert..][..expert], inner, cut))
-            });
-            let shared = product(half(&s, shared_inner, cut), half(shared, shared_inner, cut));
-            for (r, p) in p.chunks_exact_mut(hidden).enumerate() {
-                let weights = &weights[r * (k + 1)..][..k + 1];
-                p.fill(0.0);
-                for (weight, &(group, i)) in weights.iter().zip(&found[r * k..][..k]) {
-                    add(*weight, &products[group][i * hidden..], p);
-                }
-                add(weights[k], &shared[r * hidden..], p);
-            }
-        }
+        sum(&products, weights, places, hidden, p);
         Ok(())
     }
+}
+
+impl Kernel for ExpertsGroup {
+    type Args = GroupArgs;
+    const NAME: &'static str = "experts_group";
+    const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::EXPERTS, Self::NAME, 256);
+
+    fn check(args: &GroupArgs) -> Result<(), String> {
+        args.sizes.check()
+    }
+
+    fn grid(args: &GroupArgs) -> Grid {
+        Grid::line(args.sizes.experts as usize)
+    }
+
+    fn host(args: &GroupArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let sizes = &args.sizes;
+        let pairs = (sizes.rows * sizes.k) as usize;
+        let groups = sizes.groups(memory.read(args.ids, pairs)?, memory)?;
+        let list = memory.write(args.list, pairs)?;
+        let starts = memory.write(args.starts, sizes.experts as usize + 1)?;
+        let mut next = 0;
+        let mut from = 0;
+        for (expert, group) in groups {
+            starts[from..=expert].fill(next as u32);
+            for pair in group {
+                list[next] = pair as u32;
+                next += 1;
+            }
+            from = expert + 1;
+        }
+        starts[from..].fill(next as u32);
+        Ok(())
+    }
+}
+
+impl<E: Element> Kernel for ExpertsProducts<E> {
+    type Args = ProductsArgs;
+    const NAME: &'static str = "experts_products";
+    const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::EXPERTS, Self::NAME, 256, PART_SHARED);
+
+    fn check(args: &ProductsArgs) -> Result<(), String> {
+        args.sizes.check()?;
+        args.sizes.check_cuts()
+    }
+
+    fn grid(args: &ProductsArgs) -> Grid {
+        let runs = (args.sizes.hidden as usize).div_ceil(TILE).div_ceil(PART_TILES);
+        Grid::plane(runs * args.sizes.work_groups(), CUTS)
+    }
+
+    fn host(args: &ProductsArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let sizes = &args.sizes;
+        let (rows, hidden, k) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize);
+        let list = memory.read(args.list, rows * k)?;
+        let starts = memory.read(args.starts, sizes.experts as usize + 1)?;
+        let mut ids = vec![0; rows * k];
+        for expert in 0..sizes.experts as usize {
+            for &pair in &list[starts[expert] as usize..starts[expert + 1] as usize] {
+                ids[pair as usize] = expert as u32;
+            }
+        }
+        let products = sizes.products::<E>([args.a, args.s, args.down, args.shared_down], &ids, memory)?;
+        memory.write(args.products, CUTS * rows * (k + 1) * hidden)?.copy_from_slice(&products);
+        Ok(())
+    }
+}
+
+impl Kernel for ExpertsSum {
+    type Args = SumArgs;
+    const NAME: &'static str = "experts_sum";
+    const ELEMENT: &'static str = "";
+    const TWIN: Option<Twin> = source::plain(&source::EXPERTS, Self::NAME, 256);
+
+    fn check(args: &SumArgs) -> Result<(), String> {
+        args.sizes.check()
+    }
+
+    fn grid(args: &SumArgs) -> Grid {
+        Grid::plane(args.sizes.rows as usize, CUTS)
+    }
+
+    fn host(args: &SumArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let sizes = &args.sizes;
+        let (rows, hidden, places) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize + 1);
+        sizes.groups(memory.read(args.ids, rows * sizes.k as usize)?, memory)?;
+        let products = memory.read(args.products, CUTS * rows * places * hidden)?;
+        let weights = memory.read(args.weights, rows * places)?;
+        sum(products, weights, places, hidden, memory.write(args.p, CUTS * rows * hidden)?);
+        Ok(())
+    }
+}
+
+/// Adds up the places of each row in order, weighed. `products` is `[2, rows, places, hidden]`.
+fn sum(products: &[f32], weights: &[f32], places: usize, hidden: usize, p: &mut [f32]) {
+    let rows = weights.len() / places;
+    for (at, (p, products)) in
+        p.chunks_exact_mut(hidden).zip(products.chunks_exact(places * hidden)).enumerate()
+    {
+        let weights = &weights[at % rows * places..][..places];
+        p.fill(0.0);
+        for (weight, product) in weights.iter().zip(products.chunks_exact(hidden)) {
+            add(*weight, product, p);
+        }
+    }
+}
+
+/// Gate and up rows of an inner width.
+fn pairs(inner: usize, columns: usize) -> Matrix {
+    Matrix::plain(2 * inner, columns).grouped(2)
 }
 
 /// Columns of half `cut` of a matrix of `inner` columns.

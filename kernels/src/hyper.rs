@@ -9,22 +9,35 @@ use rayon::prelude::*;
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{Element, sigmoid, silu, widened};
-use crate::source::{self, product_tiles};
+use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
+use crate::tiles::{Matrix, NARROW_ROWS, UNIT};
 
 /// Rows that one thread mixes at least.
 const MIX_ROWS: usize = 16;
+
+/// Slices of the first half's sum at most, for its CUDA twin: eight for each of the blocks that share it.
+pub(crate) const DOWN_SLICES: usize = 80;
+/// Slices of one of those blocks.
+const SLICES_OF_BLOCK: usize = 8;
+/// Tiles of a block of the second half's CUDA twin, a warp for each.
+pub(crate) const UP_WARPS: u32 = 4;
 
 /// The first half of a hyper-connection.
 ///
 /// ```text
 /// d[t, i]      = r16(silu(r16(sum over k of down[i, k] * n[t, k]) / streams))
-/// inject[t, s] = 2 * sigmoid(r16(sum over k of injection[s, k] * n[t, k]) / streams)      unless null
+/// inject[t, s] = 2 * sigmoid(r16(sum over k of down[rank + s, k] * n[t, k]) / streams)      unless null
 /// ```
-/// Shapes     n: `[rows, streams * hidden]` (normed), down: `[rank, streams * hidden]`, injection:
-///            `[streams, streams * hidden]`, d: `[rows, rank]`, elements; inject: `[rows, streams]` f32
-/// Effects    writes all of d, and of inject unless injection is null (the mixer before the head)
+/// Shapes     n: `[rows, streams * hidden]` (normed), down: `[rank + streams, streams * hidden]` in the device's
+///            order, the last rows only with inject, d: `[rows, rank]`, elements; inject: `[rows, streams]` f32;
+///            parts: [`parts`] f32, tickets: [`tickets`] of u32
+/// Effects    writes all of d, and of inject unless null (the mixer before the head); a CUDA device leaves
+///            sums of its own in parts, and tickets as they were: zero
 /// Source     MODEL: hyper-connections
-pub struct MixDown<E>(PhantomData<E>);
+pub struct MixDown<E, const PROMPT: bool = false>(PhantomData<E>);
+
+/// The prompt route of [`MixDown`].
+pub type MixDownPrompt<E> = MixDown<E, true>;
 
 /// Arguments of [`MixDown`].
 #[repr(C)]
@@ -34,11 +47,13 @@ pub struct DownArgs {
     pub normed: Ptr<u8>,
     /// down.
     pub down: Ptr<u8>,
-    /// injection, or null.
-    pub injection: Ptr<u8>,
+    /// parts.
+    pub parts: Ptr<f32>,
+    /// tickets.
+    pub tickets: Ptr<u32>,
     /// d.
     pub low: Ptr<u8>,
-    /// inject.
+    /// inject, or null.
     pub inject: Ptr<f32>,
     /// Number of rows.
     pub rows: u32,
@@ -50,33 +65,61 @@ pub struct DownArgs {
     pub rank: u32,
 }
 
-impl<E: Element> Kernel for MixDown<E> {
+/// How many blocks share a sum over `width` columns.
+fn splits(width: usize) -> usize {
+    let units = width.div_ceil(UNIT);
+    units.div_ceil(units.div_ceil(DOWN_SLICES)).div_ceil(SLICES_OF_BLOCK)
+}
+
+/// Numbers that a CUDA device needs beside, for so many rows.
+pub fn parts(rows: usize, streams: usize, hidden: usize, rank: usize) -> usize {
+    splits(streams * hidden) * rows * (rank + streams)
+}
+
+/// Tickets that a CUDA device needs beside, for so many rows: all zero at first.
+pub fn tickets(rows: usize, streams: usize, rank: usize) -> usize {
+    Matrix::plain(rank + streams, 1).tiles() * rows.div_ceil(NARROW_ROWS)
+}
+
+impl<E: Element, const PROMPT: bool> Kernel for MixDown<E, PROMPT> {
     type Args = DownArgs;
-    const NAME: &'static str = "hyper_down";
+    const NAME: &'static str = if PROMPT { "hyper_down_prompt" } else { "hyper_down" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::HYPER, Self::NAME, 512);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(
+        &source::HYPER,
+        Self::NAME,
+        256,
+        if PROMPT { PANEL_SHARED } else { 8 * 32 * 16 * 4 },
+    );
 
     fn check(args: &DownArgs) -> Result<(), String> {
         check_sizes(args.rows, args.streams, args.hidden, args.rank)
     }
 
     fn grid(args: &DownArgs) -> Grid {
-        let injection = if args.injection.is_null() { 0 } else { product_tiles(args.rows, args.streams) };
-        Grid::line(product_tiles(args.rows, args.rank) + injection)
+        let (rows, streams) = (args.rows as usize, args.streams as usize);
+        let outputs = args.rank as usize + if args.inject.is_null() { 0 } else { streams };
+        let tiles = Matrix::plain(outputs, 1).tiles();
+        let splits = splits(streams * args.hidden as usize);
+        match PROMPT {
+            true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), splits),
+            false => Grid::space(tiles, splits, rows.div_ceil(NARROW_ROWS)),
+        }
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {
         let (rows, streams, rank) = (args.rows as usize, args.streams as usize, args.rank as usize);
         let width = streams * args.hidden as usize;
+        let injected = if args.inject.is_null() { 0 } else { streams };
         let n = widened(memory.read::<E>(args.normed.cast(), rows * width)?);
         let n = Columns::all(&n, width);
-        let down = memory.read::<E>(args.down.cast(), rank * width)?;
+        let (down, injection) =
+            memory.read::<E>(args.down.cast(), (rank + injected) * width)?.split_at(rank * width);
         let low = memory.write::<E>(args.low.cast(), rows * rank)?;
         for (low, sum) in low.iter_mut().zip(product(n, Columns::all(down, width))) {
             *low = E::narrow(silu(E::round(sum) / streams as f32));
         }
-        if !args.injection.is_null() {
-            let injection = memory.read::<E>(args.injection.cast(), streams * width)?;
+        if injected > 0 {
             let inject = memory.write(args.inject, rows * streams)?;
             for (inject, sum) in inject.iter_mut().zip(product(n, Columns::all(injection, width))) {
                 *inject = 2.0 * sigmoid(E::round(sum) / streams as f32);
@@ -96,7 +139,10 @@ impl<E: Element> Kernel for MixDown<E> {
 ///            x: `[rows, hidden]`, elements
 /// Effects    writes all of x
 /// Source     MODEL: hyper-connections
-pub struct MixUp<E>(PhantomData<E>);
+pub struct MixUp<E, const PROMPT: bool = false>(PhantomData<E>);
+
+/// The prompt route of [`MixUp`].
+pub type MixUpPrompt<E> = MixUp<E, true>;
 
 /// Arguments of [`MixUp`].
 #[repr(C)]
@@ -120,18 +166,28 @@ pub struct UpArgs {
     pub rank: u32,
 }
 
-impl<E: Element> Kernel for MixUp<E> {
+impl<E: Element, const PROMPT: bool> Kernel for MixUp<E, PROMPT> {
     type Args = UpArgs;
-    const NAME: &'static str = "hyper_up";
+    const NAME: &'static str = if PROMPT { "hyper_up_prompt" } else { "hyper_up" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::HYPER, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(
+        &source::HYPER,
+        Self::NAME,
+        if PROMPT { 256 } else { UP_WARPS * 32 },
+        if PROMPT { PANEL_SHARED } else { UP_WARPS * 16 * 33 * 4 },
+    );
 
     fn check(args: &UpArgs) -> Result<(), String> {
         check_sizes(args.rows, args.streams, args.hidden, args.rank)
     }
 
     fn grid(args: &UpArgs) -> Grid {
-        Grid::line(product_tiles(args.rows, args.hidden))
+        let (rows, streams) = (args.rows as usize, args.streams as usize);
+        let tiles = Matrix::plain(streams * args.hidden as usize, 1).grouped(streams).tiles();
+        match PROMPT {
+            true => Grid::line(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS)),
+            false => Grid::plane(tiles.div_ceil(UP_WARPS as usize), rows.div_ceil(NARROW_ROWS)),
+        }
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -158,8 +214,10 @@ impl<E: Element> Kernel for MixUp<E> {
 }
 
 fn check_sizes(rows: u32, streams: u32, hidden: u32, rank: u32) -> Result<(), String> {
-    match rows > 0 && streams > 0 && hidden > 0 && rank > 0 {
+    match rows > 0 && (1..=16).contains(&streams) && hidden > 0 && rank > 0 {
         true => Ok(()),
-        false => Err(format!("rows {rows}, streams {streams}, hidden {hidden}, rank {rank}: all positive")),
+        false => Err(format!(
+            "rows {rows}, streams {streams}, hidden {hidden}, rank {rank}: all positive, at most 16 streams"
+        )),
     }
 }

@@ -38,6 +38,7 @@ pub mod source;
 pub mod spread;
 pub mod state;
 pub mod table;
+pub mod tiles;
 
 #[doc(hidden)]
 pub use half;

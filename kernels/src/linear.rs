@@ -1,4 +1,5 @@
-//! Linear layers: a weight matrix applied to every row.
+//! Linear layers: a weight matrix applied to every row. Each has two routes, which differ in how a CUDA device
+//! walks the matrix and in no bit of the result: one for decode rounds, which have few rows, and one for prompts.
 
 use std::marker::PhantomData;
 
@@ -7,29 +8,38 @@ use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, narrow, widened};
-use crate::source::{self, product_tiles};
+use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
+use crate::tiles::{Matrix, NARROW_ROWS};
 
 /// A linear layer.
 ///
 /// ```text
 /// y[r, o] = r16(sum over i of w[o, i] * x[r, i])
 /// ```
-/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]`, y: `[rows, outputs]`, all elements
+/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]` in the device's order, y: `[rows, outputs]`, all elements
 /// Effects    writes all of y
-pub struct Linear<E>(PhantomData<E>);
+pub struct Linear<E, const PROMPT: bool = false>(PhantomData<E>);
 
 /// As [`Linear`], with y in f32 and not rounded: for logits that decide something.
-pub struct LinearWide<E>(PhantomData<E>);
+pub struct LinearWide<E, const PROMPT: bool = false>(PhantomData<E>);
 
 /// A linear layer whose sum is cut in two: two partial sums over the halves of the inner width.
 ///
 /// ```text
 /// p[c, r, o] = sum over i in half c of w[o, i] * x[r, i]
 /// ```
-/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]` elements; p: `[2, rows, outputs]` f32
+/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]` elements, cut, in the device's order; p: `[2, rows, outputs]`
+///            f32
 /// Domain     inner is even
 /// Effects    writes all of p
-pub struct LinearCut<E>(PhantomData<E>);
+pub struct LinearCut<E, const PROMPT: bool = false>(PhantomData<E>);
+
+/// The prompt route of [`Linear`].
+pub type LinearPrompt<E> = Linear<E, true>;
+/// The prompt route of [`LinearWide`].
+pub type LinearWidePrompt<E> = LinearWide<E, true>;
+/// The prompt route of [`LinearCut`].
+pub type LinearCutPrompt<E> = LinearCut<E, true>;
 
 /// Arguments of the linear layers.
 #[repr(C)]
@@ -37,7 +47,7 @@ pub struct LinearCut<E>(PhantomData<E>);
 pub struct Args {
     /// The rows, elements.
     pub x: Ptr<u8>,
-    /// The weights, elements.
+    /// The weights, elements in the device's order.
     pub w: Ptr<u8>,
     /// The outputs: elements for [`Linear`], f32 for the others.
     pub y: Ptr<u8>,
@@ -56,6 +66,15 @@ impl Args {
         (self.rows as usize, self.inner as usize, self.outputs as usize)
     }
 
+    fn grid(&self, prompt: bool, cuts: usize) -> Grid {
+        let (rows, inner, outputs) = self.sizes();
+        let tiles = Matrix::plain(outputs, inner).tiles();
+        match prompt {
+            true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts),
+            false => Grid::space(tiles, cuts, rows.div_ceil(NARROW_ROWS)),
+        }
+    }
+
     fn check(&self) -> Result<(), String> {
         let (rows, inner, outputs) = self.sizes();
         match rows > 0 && inner > 0 && outputs > 0 {
@@ -65,18 +84,25 @@ impl Args {
     }
 }
 
-impl<E: Element> Kernel for Linear<E> {
+const fn twin<E: Element>(symbol: &'static str, prompt: bool) -> Option<Twin> {
+    source::shared_twin::<E>(&source::LINEAR, symbol, 256, if prompt { PANEL_SHARED } else { NARROW_SHARED })
+}
+
+/// Partial sums of 8 warps over 32 rows.
+const NARROW_SHARED: u32 = 8 * 32 * 16 * 4;
+
+impl<E: Element, const PROMPT: bool> Kernel for Linear<E, PROMPT> {
     type Args = Args;
-    const NAME: &'static str = "linear";
+    const NAME: &'static str = if PROMPT { "linear_prompt" } else { "linear" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(product_tiles(args.rows, args.outputs))
+        args.grid(PROMPT, 1)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -90,18 +116,18 @@ impl<E: Element> Kernel for Linear<E> {
     }
 }
 
-impl<E: Element> Kernel for LinearWide<E> {
+impl<E: Element, const PROMPT: bool> Kernel for LinearWide<E, PROMPT> {
     type Args = Args;
-    const NAME: &'static str = "linear_wide";
+    const NAME: &'static str = if PROMPT { "linear_wide_prompt" } else { "linear_wide" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(product_tiles(args.rows, args.outputs))
+        args.grid(PROMPT, 1)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -115,11 +141,11 @@ impl<E: Element> Kernel for LinearWide<E> {
     }
 }
 
-impl<E: Element> Kernel for LinearCut<E> {
+impl<E: Element, const PROMPT: bool> Kernel for LinearCut<E, PROMPT> {
     type Args = Args;
-    const NAME: &'static str = "linear_cut";
+    const NAME: &'static str = if PROMPT { "linear_cut_prompt" } else { "linear_cut" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::matrix_twin::<E>(&source::LINEAR, Self::NAME, 256);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()?;
@@ -130,7 +156,7 @@ impl<E: Element> Kernel for LinearCut<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(product_tiles(args.rows, args.outputs), CUTS)
+        args.grid(PROMPT, CUTS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

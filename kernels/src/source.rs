@@ -13,7 +13,7 @@ use half::bf16;
 use crate::numerics::Element;
 use crate::{
     advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, residual, router,
-    rows, sample,
+    rows, sample, tiles,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
@@ -23,9 +23,15 @@ pub const ALL: &[&Definition] = &[
     residual::Residual::<bf16>::DEFINITION,
     hyper::MixDown::<bf16>::DEFINITION,
     hyper::MixUp::<bf16>::DEFINITION,
+    hyper::MixDownPrompt::<bf16>::DEFINITION,
+    hyper::MixUpPrompt::<bf16>::DEFINITION,
     linear::Linear::<bf16>::DEFINITION,
     linear::LinearWide::<bf16>::DEFINITION,
     linear::LinearCut::<bf16>::DEFINITION,
+    linear::LinearPrompt::<bf16>::DEFINITION,
+    linear::LinearWidePrompt::<bf16>::DEFINITION,
+    linear::LinearCutPrompt::<bf16>::DEFINITION,
+    tiles::Pack::<bf16>::DEFINITION,
     conv::Conv::<bf16>::DEFINITION,
     delta::DeltaStep::<bf16>::DEFINITION,
     delta::DeltaChunk::<bf16>::DEFINITION,
@@ -37,6 +43,10 @@ pub const ALL: &[&Definition] = &[
     router::Route::DEFINITION,
     experts::ExpertsUp::<bf16>::DEFINITION,
     experts::ExpertsDown::<bf16>::DEFINITION,
+    experts::ExpertsGroup::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16>::DEFINITION,
+    experts::ExpertsProducts::<bf16>::DEFINITION,
+    experts::ExpertsSum::DEFINITION,
     ngram::NgramGather::<bf16>::DEFINITION,
     ngram::NgramGate::<bf16>::DEFINITION,
     ngram::NgramConv::<bf16>::DEFINITION,
@@ -72,6 +82,7 @@ sources! {
     INDEX = "index.cu",
     LINEAR = "linear.cu",
     NGRAM = "ngram.cu",
+    PACK = "pack.cu",
     RESIDUAL = "residual.cu",
     ROUTER = "router.cu",
     ROWS = "rows.cu",
@@ -90,6 +101,7 @@ const INCLUDES: &[(&str, &str)] = includes![
     "ptx.cuh",
     "select.cuh",
     "state.cuh",
+    "tiles.cuh",
 ];
 
 /// The twin of a kernel without an element type, `block` threads wide.
@@ -109,36 +121,28 @@ pub(crate) const fn twin<E: Element>(
     }
 }
 
-/// As [`twin`], for a kernel that multiplies matrices in tiles.
-pub(crate) const fn matrix_twin<E: Element>(
+/// As [`twin`], with dynamic shared memory.
+pub(crate) const fn shared_twin<E: Element>(
     source: &'static Source,
     symbol: &'static str,
     block: u32,
+    shared_bytes: u32,
 ) -> Option<Twin> {
     match E::CUDA {
-        true => Some(Twin { source, symbol, block, shared_bytes: MATRIX_SHARED }),
+        true => Some(Twin { source, symbol, block, shared_bytes }),
         false => None,
     }
 }
 
-/// Two stages of 64 rows and 64 weight rows, each of 64 elements and padding.
-const MATRIX_SHARED: u32 = 2 * 2 * 64 * (64 + 8) * 2;
+/// Tiles and rows of a panel: what a block of a prompt's matrix product computes.
+pub(crate) const PANEL_TILES: usize = 8;
+pub(crate) const PANEL_ROWS: usize = 64;
+/// Its shared memory: three stages of a unit.
+pub(crate) const PANEL_SHARED: u32 = wide_shared(PANEL_TILES as u32, PANEL_ROWS as u32, 3);
 
-/// Rows up to which a product is computed in narrow tiles. The bits do not depend on the kind of tile.
-const NARROW_ROWS: u32 = 32;
-
-/// Outputs of a narrow tile.
-pub(crate) const NARROW_OUTPUTS: u32 = 16;
-
-/// Outputs and rows of a wide tile.
-const WIDE: u32 = 64;
-
-/// The tiles of a product.
-pub(crate) fn product_tiles(rows: u32, outputs: u32) -> usize {
-    match rows <= NARROW_ROWS {
-        true => outputs.div_ceil(NARROW_OUTPUTS) as usize,
-        false => outputs.div_ceil(WIDE) as usize * rows.div_ceil(WIDE) as usize,
-    }
+/// Shared memory of so many stages, each a unit of so many tiles and rows; a row is padded to nine quads.
+pub(crate) const fn wide_shared(tiles: u32, rows: u32, stages: u32) -> u32 {
+    stages * (tiles * 128 + rows * 9) * 16
 }
 
 /// A grid of one block per row and run of `block` channels.
@@ -179,13 +183,14 @@ mod tests {
 
     #[test]
     fn grids_and_sources_count_the_same_tiles() {
-        let matrix = INCLUDES.iter().find(|(name, _)| *name == "matrix.cuh").expect("it is listed").1;
+        let tiles = INCLUDES.iter().find(|(name, _)| *name == "tiles.cuh").expect("it is listed").1;
         let constants = [
-            (matrix, "NARROW_ROWS", NARROW_ROWS),
-            (matrix, "WIDE", WIDE),
-            (EXPERTS.text, "OUTPUTS", NARROW_OUTPUTS),
-            (EXPERTS.text, "ALONE_ROWS", experts::ALONE_ROWS),
-            (EXPERTS.text, "SHARED_ROWS", experts::SHARED_ROWS),
+            (tiles, "NARROW_ROWS", tiles::NARROW_ROWS as u32),
+            (tiles, "TILE", tiles::TILE as u32),
+            (tiles, "UNIT", tiles::UNIT as u32),
+            (EXPERTS.text, "PLACES", experts::PLACES),
+            (HYPER.text, "DOWN_SLICES", hyper::DOWN_SLICES as u32),
+            (HYPER.text, "UP_WARPS", hyper::UP_WARPS),
             (ATTEND.text, "HEADS", attend::HEADS),
         ];
         for (text, name, value) in constants {

@@ -24,6 +24,16 @@ use crate::weights::{
     HyperWeights, MixerWeights, MoeWeights, NgramWeights, RecurrentWeights, SparseWeights, Weights,
 };
 
+/// Launches a kernel on the route of the round's kind.
+macro_rules! route {
+    ($body:expr, $decode:ident::$of:ident, $prompt:ident::$or:ident, $args:expr) => {
+        match $body.shape.kind {
+            Kind::Decode => launch!($body.e, $body.model.element, $decode::$of, $args),
+            Kind::Prompt => launch!($body.e, $body.model.element, $prompt::$or, $args),
+        }
+    };
+}
+
 /// What a round looks like: all that an emission depends on, beside the model and its buffers.
 pub struct RoundShape<'a> {
     /// Prompt or decode.
@@ -387,20 +397,8 @@ impl<'a> Body<'a> {
             experts: c.num_experts as u32,
             k: c.num_experts_per_tok as u32,
         };
-        launch!(
-            self.e,
-            element,
-            linear::LinearWide,
-            &linear::Args {
-                x: b.mixed,
-                w: w.router,
-                y: b.router.cast(),
-                rows: self.rows as u32,
-                inner: c.hidden_size as u32,
-                outputs: (c.num_experts + 1) as u32,
-                zero: 0,
-            }
-        )?;
+        let logits = self.linear_args(b.mixed, w.router, b.router.cast(), c.hidden_size, c.num_experts + 1);
+        route!(self, linear::LinearWide, linear::LinearWidePrompt, &logits)?;
         self.e.launch::<router::Route>(&router::Args {
             logits: b.router,
             ids: b.experts,
@@ -410,37 +408,30 @@ impl<'a> Body<'a> {
             k: c.num_experts_per_tok as u32,
             norm: u32::from(c.norm_topk_prob),
         })?;
-        launch!(
-            self.e,
-            element,
-            experts::ExpertsUp,
-            &experts::UpArgs {
-                x: b.mixed,
-                ids: b.experts,
-                gate_up: w.gate_up,
-                shared_gate_up: w.shared_gate_up,
-                a: b.expert_inner,
-                s: b.shared_inner,
-                sizes,
-            }
-        )?;
-        launch!(
-            self.e,
-            element,
-            experts::ExpertsDown,
-            &experts::DownArgs {
-                a: b.expert_inner,
-                s: b.shared_inner,
-                ids: b.experts,
-                weights: b.expert_weights,
-                down: w.down,
-                shared_down: w.shared_down,
-                p: b.partials,
-                sizes,
-            }
-        )?;
+        let (ids, list, starts) = match self.shape.kind {
+            Kind::Prompt => (b.experts, b.expert_list, b.expert_starts),
+            Kind::Decode => (b.experts, Ptr::NULL, Ptr::NULL),
+        };
+        let (x, a, s) = (b.mixed, b.expert_inner, b.shared_inner);
+        let (gate_up, shared_gate_up) = (w.gate_up, w.shared_gate_up);
+        let up = experts::UpArgs { x, ids, list, starts, gate_up, shared_gate_up, a, s, sizes };
+        let (down, shared_down, weights, p) = (w.down, w.shared_down, b.expert_weights, b.partials);
         self.pending = true;
-        Ok(())
+        match self.shape.kind {
+            Kind::Decode => {
+                launch!(self.e, element, experts::ExpertsUp, &up)?;
+                let args = experts::DownArgs { a, s, ids, weights, down, shared_down, p, sizes };
+                launch!(self.e, element, experts::ExpertsDown, &args)
+            }
+            Kind::Prompt => {
+                let products = b.expert_products;
+                self.e.launch::<experts::ExpertsGroup>(&experts::GroupArgs { ids, list, starts, sizes })?;
+                launch!(self.e, element, experts::ExpertsUpPrompt, &up)?;
+                let args = experts::ProductsArgs { a, s, list, starts, down, shared_down, products, sizes };
+                launch!(self.e, element, experts::ExpertsProducts, &args)?;
+                self.e.launch::<experts::ExpertsSum>(&experts::SumArgs { products, ids, weights, p, sizes })
+            }
+        }
     }
 
     /// The head and the sampler over the rows that reach them, and the hand-over to the next round.
@@ -486,20 +477,9 @@ impl<'a> Body<'a> {
         self.residual(w.mixer.gain, from, picked)?;
         let normed = b.normed.byte_add(from * c.streams_width() * element.bytes());
         self.mix(&w.mixer, normed, b.hidden, picked)?;
-        launch!(
-            self.e,
-            element,
-            linear::Linear,
-            &linear::Args {
-                x: b.hidden,
-                w: w.head,
-                y: b.logits,
-                rows: picked as u32,
-                inner: c.hidden_size as u32,
-                outputs: c.vocab_size as u32,
-                zero: 0,
-            }
-        )?;
+        let head = self.linear_args(b.hidden, w.head, b.logits, c.hidden_size, c.vocab_size);
+        let head = linear::Args { rows: picked as u32, ..head };
+        route!(self, linear::Linear, linear::LinearPrompt, &head)?;
         for (first, lanes, count) in self.groups().filter(|(first, _, count)| first + count > from) {
             let picked_first = first.max(from);
             let at = picked_first - from;
@@ -560,44 +540,39 @@ impl<'a> Body<'a> {
 
     /// Mixes normed streams into a block's input.
     fn mix(&mut self, w: &HyperWeights<Ptr<u8>>, normed: Ptr<u8>, mixed: Ptr<u8>, rows: usize) -> Result<()> {
-        let (c, b, element) = (self.c, self.b, self.model.element);
+        let (c, b) = (self.c, self.b);
         let (rows, streams) = (rows as u32, c.hc_count as u32);
         let (hidden, rank) = (c.hidden_size as u32, c.hc_lowrank as u32);
-        launch!(
-            self.e,
-            element,
-            hyper::MixDown,
-            &hyper::DownArgs {
-                normed,
-                down: w.down,
-                injection: w.injection.unwrap_or(Ptr::NULL),
-                low: b.low,
-                inject: if w.injection.is_some() { b.inject } else { Ptr::NULL },
-                rows,
-                streams,
-                hidden,
-                rank,
-            }
-        )?;
-        launch!(
-            self.e,
-            element,
-            hyper::MixUp,
-            &hyper::UpArgs { low: b.low, up: w.up, normed, mixed, rows, streams, hidden, rank }
-        )
+        let (parts, tickets, low) = (b.mix_parts, b.mix_tickets, b.low);
+        let inject = if w.injects { b.inject } else { Ptr::NULL };
+        let args = hyper::DownArgs {
+            normed,
+            down: w.down,
+            parts,
+            tickets,
+            low,
+            inject,
+            rows,
+            streams,
+            hidden,
+            rank,
+        };
+        route!(self, hyper::MixDown, hyper::MixDownPrompt, &args)?;
+        let args = hyper::UpArgs { low, up: w.up, normed, mixed, rows, streams, hidden, rank };
+        route!(self, hyper::MixUp, hyper::MixUpPrompt, &args)
     }
 
     /// A linear layer over all rows.
     fn linear(&mut self, x: Ptr<u8>, w: Ptr<u8>, y: Ptr<u8>, inner: usize, outputs: usize) -> Result<()> {
         let args = self.linear_args(x, w, y, inner, outputs);
-        launch!(self.e, self.model.element, linear::Linear, &args)
+        route!(self, linear::Linear, linear::LinearPrompt, &args)
     }
 
     /// The output projection of a mixer over all rows: partial sums, which are then pending.
     fn linear_cut(&mut self, x: Ptr<u8>, w: Ptr<u8>, inner: usize) -> Result<()> {
         let args = self.linear_args(x, w, self.b.partials.cast(), inner, self.c.hidden_size);
         self.pending = true;
-        launch!(self.e, self.model.element, linear::LinearCut, &args)
+        route!(self, linear::LinearCut, linear::LinearCutPrompt, &args)
     }
 
     fn linear_args(&self, x: Ptr<u8>, w: Ptr<u8>, y: Ptr<u8>, inner: usize, outputs: usize) -> linear::Args {

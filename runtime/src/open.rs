@@ -5,6 +5,7 @@ use std::path::Path;
 
 use graph::{Arena, Device};
 use kernels::numerics::ElementType;
+use kernels::tiles::Order;
 
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
@@ -70,10 +71,10 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Checks a model folder.
-    pub fn new(dir: &Path, element: ElementType) -> Result<Opened, Error> {
+    /// Checks a model folder that will run on a device whose kernels read matrices in `order`.
+    pub fn new(dir: &Path, element: ElementType, order: Order) -> Result<Opened, Error> {
         let checkpoint = Checkpoint::open(dir)?;
-        let weights = WeightPlan::new(&checkpoint, element);
+        let weights = WeightPlan::new(&checkpoint, element, order);
         Ok(Opened {
             tokenizer: Tokenizer::open(dir)?,
             chat: ChatTemplate::open(dir)?,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use graph::{Device, host::HostOptions};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
+use kernels::tiles::Order;
 
 use crate::bundle::Bundle;
 use crate::error::Error;
@@ -54,7 +55,7 @@ pub fn logits(
 ) -> Result<Logits, Error> {
     let device = Device::host(HostOptions { poison: false, ..HostOptions::default() });
     progress(Progress::Device(device.describe()));
-    let opened = Opened::new(dir, element)?;
+    let opened = Opened::new(dir, element, Order::of(&device))?;
     let context = opened.context(context, u32::MAX)? as usize;
     let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
     opened.unused().into_iter().for_each(&mut *progress);

@@ -1,6 +1,7 @@
 //! The buffers of a round: the staged table and the activations, at addresses that never move.
 
 use graph::{Arena, Device, Ptr, Region};
+use kernels::hyper;
 use kernels::numerics::{CUTS, ElementType};
 use kernels::table::{Fact, Outcome, Table, TableLayout};
 
@@ -46,6 +47,10 @@ pub struct Buffers {
     pub low: Ptr<u8>,
     /// Injection strengths, f32.
     pub inject: Ptr<f32>,
+    /// Sums that blocks of a hyper-connection's launch share, f32.
+    pub mix_parts: Ptr<f32>,
+    /// Which of those blocks came, zero between launches.
+    pub mix_tickets: Ptr<u32>,
     /// A block's input.
     pub mixed: Ptr<u8>,
     /// A mixer's stacked input projection.
@@ -74,6 +79,12 @@ pub struct Buffers {
     pub expert_inner: Ptr<u8>,
     /// Activations of the shared expert.
     pub shared_inner: Ptr<u8>,
+    /// The places of a prompt's rows by expert.
+    pub expert_list: Ptr<u32>,
+    /// Where each expert's places start.
+    pub expert_starts: Ptr<u32>,
+    /// Down projections of every place of a prompt's rows, `[2, rows, k + 1, hidden]`, f32.
+    pub expert_products: Ptr<f32>,
     /// Looked-up n-gram embeddings.
     pub ngram: Ptr<u8>,
     /// Their stacked key and value projection.
@@ -100,6 +111,8 @@ impl Scratch {
     ) -> graph::Result<Scratch> {
         let arena = device.arena("round buffers", Self::bytes(config, element, limits))?;
         let (buffers, _) = Buffers::carve(config, element, limits, arena.base());
+        let tickets = hyper::tickets(limits.rows, config.hc_count, config.hc_lowrank);
+        arena.write(buffers.mix_tickets, &vec![0; tickets])?;
         Ok(Scratch { arena, limits, buffers })
     }
 
@@ -143,6 +156,9 @@ impl Buffers {
             normed: add("normed", rows, streams * bytes),
             low: add("low", rows, c.hc_lowrank * bytes),
             inject: add("inject", rows, c.hc_count * 4).cast(),
+            mix_parts: add("mix parts", 1, 4 * hyper::parts(rows, c.hc_count, c.hidden_size, c.hc_lowrank))
+                .cast(),
+            mix_tickets: add("mix tickets", 1, 4 * hyper::tickets(rows, c.hc_count, c.hc_lowrank)).cast(),
             mixed: add("mixed", rows, c.hidden_size * bytes),
             stacked: add("stacked", rows, stacked * bytes),
             conv: add("conv", rows, c.linear_conv_width() * bytes),
@@ -157,6 +173,9 @@ impl Buffers {
             expert_weights: add("expert weights", rows, (k + 1) * 4).cast(),
             expert_inner: add("expert inner", rows, k * c.moe_intermediate_size * bytes),
             shared_inner: add("shared inner", rows, c.shared_expert_intermediate_size * bytes),
+            expert_list: add("expert list", rows, k * 4).cast(),
+            expert_starts: add("expert starts", 1, (c.num_experts + 1) * 4).cast(),
+            expert_products: add("expert products", rows, CUTS * (k + 1) * c.hidden_size * 4).cast(),
             ngram: add("n-gram", rows, ngram * bytes),
             ngram_key_value: add("n-gram key value", rows, ngram_key_value * bytes),
             ngram_gated: add("n-gram gated", rows, ngram_streams * bytes),

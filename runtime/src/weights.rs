@@ -1,15 +1,19 @@
 //! Checkpoint to device memory: which tensors make up each weight, and the loading of them.
 //!
 //! A device weight is a run of checkpoint tensors one after another (projections that read the same input
-//! are stacked), converted to the model's element type. The layout is made first, so that the memory plan
-//! is known before any weight is read; every byte is then read once.
+//! are stacked), converted to the model's element type, and matrices put into the order that the device's
+//! kernels read. The layout is made first, so that the memory plan is known before any weight is read; every
+//! byte is then read once.
 
-use graph::{Arena, Device, Ptr, Region, Span};
+use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
 use half::bf16;
+use kernels::launch;
 use kernels::numerics::{Element, ElementType};
+use kernels::tiles::{self, Matrix, Order};
 
 use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
 use crate::checkpoint::{Checkpoint, Dtype};
+use crate::config::ModelConfig;
 use crate::error::Error;
 
 /// All weights of the text model, by address.
@@ -47,12 +51,12 @@ pub struct LayerWeights<T> {
 pub struct HyperWeights<T> {
     /// `[streams * hidden]`, zero-centred
     pub gain: T,
-    /// `[rank, streams * hidden]`
+    /// Rows of the mix, then those of the injection: `[rank + streams, streams * hidden]`
     pub down: T,
     /// `[streams * hidden, rank]`
     pub up: T,
-    /// `[streams, streams * hidden]`; none before the head
-    pub injection: Option<T>,
+    /// Whether there is an injection; none before the head.
+    pub injects: bool,
 }
 
 /// What mixes tokens in a layer.
@@ -153,6 +157,7 @@ pub struct WeightPlan {
     region: Region,
     sources: Vec<Source>,
     element: ElementType,
+    order: Order,
 }
 
 /// What fills one span.
@@ -164,6 +169,9 @@ struct Source {
 enum Fill {
     /// Tensors one after another, converted to elements.
     Elements(Vec<String>),
+    /// Tensors one after another, which are matrices one after another, converted to elements and put into the
+    /// device's order.
+    Matrices { names: Vec<String>, matrix: Matrix, count: usize },
     /// Tensors one after another, converted to f32.
     Wide(Vec<String>),
     /// Bytes that come from the settings.
@@ -171,11 +179,12 @@ enum Fill {
 }
 
 impl WeightPlan {
-    /// Lays out the weights of `checkpoint` for a model run with `element`.
-    pub fn new(checkpoint: &Checkpoint, element: ElementType) -> WeightPlan {
-        let mut build = Builder { region: Region::new(), sources: Vec::new(), element };
+    /// Lays out the weights of `checkpoint` for a model run with `element` on a device that reads matrices in
+    /// `order`.
+    pub fn new(checkpoint: &Checkpoint, element: ElementType, order: Order) -> WeightPlan {
+        let mut build = Builder { region: Region::new(), sources: Vec::new(), element, order };
         let weights = build.weights(checkpoint);
-        WeightPlan { weights, region: build.region, sources: build.sources, element }
+        WeightPlan { weights, region: build.region, sources: build.sources, element, order }
     }
 
     /// Size of all weights in bytes.
@@ -189,6 +198,21 @@ impl WeightPlan {
         tables.map(|ngram| ngram.table.bytes).sum()
     }
 
+    /// Size in bytes of what is needed beside the weights while they are read: the rows of a matrix on their way
+    /// into the device's order.
+    pub fn staging_bytes(&self) -> usize {
+        if self.order == Order::Rows {
+            return 0;
+        }
+        let runs = self.sources.iter().filter_map(|source| match &source.fill {
+            Fill::Matrices { matrix, .. } => {
+                Some(matrix.groups * matrix.run(PACKED_ELEMENTS) * matrix.columns)
+            }
+            _ => None,
+        });
+        runs.max().unwrap_or(0) * self.element.bytes()
+    }
+
     /// Allocates the memory and reads every weight into it. `progress` is told the bytes read so far, of
     /// all that will be read.
     pub fn load(
@@ -197,25 +221,41 @@ impl WeightPlan {
         device: &Device,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Loaded, Error> {
+        assert_eq!(self.order, Order::of(device), "a plan for another kind of device");
         let arena = device.arena("weights", self.region.bytes())?;
-        let names = self.sources.iter().flat_map(|source| match &source.fill {
-            Fill::Elements(names) | Fill::Wide(names) => names.as_slice(),
-            Fill::Bytes(_) => &[],
-        });
+        let staging = match self.staging_bytes() {
+            0 => None,
+            bytes => Some((device.arena("weights on their way", bytes)?, device.stream())),
+        };
+        let names = self.sources.iter().flat_map(|source| source.fill.names());
         let total = names.filter_map(|name| checkpoint.entry(name)).map(|entry| entry.bytes()).sum();
         let mut done = 0;
+        let mut told = |bytes| {
+            done += bytes;
+            progress(done, total);
+        };
         for source in &self.sources {
             let to = source.span.at::<u8>(arena.base());
-            match &source.fill {
-                Fill::Bytes(bytes) => arena.write(to, bytes)?,
-                Fill::Elements(names) | Fill::Wide(names) => {
-                    let wide = matches!(source.fill, Fill::Wide(_)) || self.element == ElementType::F32;
-                    let mut load = TensorLoad { checkpoint, arena: &arena, to, wide };
-                    for name in names {
-                        load.tensor(name, &mut |bytes| {
-                            done += bytes;
-                            progress(done, total);
-                        })?;
+            let element = match source.fill {
+                Fill::Wide(_) => ElementType::F32,
+                _ => self.element,
+            };
+            let mut tensors =
+                TensorReader { checkpoint, names: source.fill.names().iter(), element, current: None };
+            match (&source.fill, &staging) {
+                (Fill::Bytes(bytes), _) => arena.write(to, bytes)?,
+                (Fill::Matrices { matrix, count, .. }, Some((staging, stream))) => {
+                    let mut packing = Packing { staging, stream, arena: &arena, to, element };
+                    for _ in 0..*count {
+                        packing.matrix(matrix, &mut tensors, &mut told)?;
+                    }
+                }
+                _ => {
+                    let mut buffer = vec![0; source.span.bytes.min(READ_BYTES)];
+                    for from in (0..source.span.bytes).step_by(READ_BYTES) {
+                        let run = &mut buffer[..READ_BYTES.min(source.span.bytes - from)];
+                        tensors.read(run, &mut told)?;
+                        arena.write(to.byte_add(from), run)?;
                     }
                 }
             }
@@ -225,54 +265,112 @@ impl WeightPlan {
     }
 }
 
+impl Fill {
+    /// The tensors of it.
+    fn names(&self) -> &[String] {
+        match self {
+            Fill::Elements(names) | Fill::Wide(names) | Fill::Matrices { names, .. } => names,
+            Fill::Bytes(_) => &[],
+        }
+    }
+}
+
 /// Bytes read from a file at a time.
 const READ_BYTES: usize = 4 << 20;
 
-/// Reads tensors one after another to a moving address.
-struct TensorLoad<'a> {
-    checkpoint: &'a Checkpoint,
+/// Elements of a matrix that are packed at a time, unless its rows cannot be told apart.
+const PACKED_ELEMENTS: usize = 16 << 20;
+
+/// Matrices on their way into the device's order.
+struct Packing<'a> {
+    staging: &'a Arena,
+    stream: &'a Stream,
     arena: &'a Arena,
     to: Ptr<u8>,
-    wide: bool,
+    element: ElementType,
 }
 
-impl TensorLoad<'_> {
-    fn tensor(&mut self, name: &str, told: &mut dyn FnMut(u64)) -> Result<(), Error> {
-        let entry = self.checkpoint.entry(name).expect("the layout's tensors are in the checkpoint");
-        let (dtype, total) = (entry.dtype, entry.bytes());
-        let mut buffer = vec![0u8; (total as usize).min(READ_BYTES)];
-        let mut offset = 0;
-        while offset < total {
-            let run = &mut buffer[..((total - offset) as usize).min(READ_BYTES)];
-            self.checkpoint.read_range(name, offset, run)?;
-            self.store(dtype, run)?;
-            offset += run.len() as u64;
-            told(run.len() as u64);
+impl Packing<'_> {
+    fn matrix(
+        &mut self,
+        matrix: &Matrix,
+        tensors: &mut TensorReader<'_>,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
+        let run = matrix.run(PACKED_ELEMENTS);
+        let mut rows =
+            vec![0; matrix.groups * run.min(matrix.outputs) * matrix.columns * self.element.bytes()];
+        for from in (0..matrix.outputs).step_by(run) {
+            let part = Matrix { outputs: run.min(matrix.outputs - from), ..*matrix };
+            let rows = &mut rows[..part.elements(Order::Rows) * self.element.bytes()];
+            tensors.read(rows, told)?;
+            self.staging.write(self.staging.base(), rows)?;
+            let mut emission = Emission::new();
+            let args = tiles::Args::new(&part, self.staging.base(), self.to);
+            launch!(emission, self.element, tiles::Pack, &args)?;
+            self.stream.run(emission, &[self.staging.clone(), self.arena.clone()])?;
+            self.stream.synchronize()?;
+            self.to = self.to.byte_add(part.elements(Order::Tiles) * self.element.bytes());
         }
         Ok(())
     }
+}
 
-    fn store(&mut self, dtype: Dtype, run: &[u8]) -> Result<(), Error> {
-        match (dtype, self.wide) {
-            (Dtype::BF16, false) | (Dtype::F32, true) => self.put(run),
-            (Dtype::BF16, true) => {
-                let words = run.as_chunks().0.iter();
-                let wide: Vec<f32> = words.map(|&word| bf16::from_le_bytes(word).widen()).collect();
-                self.put(&wide)
+/// Reads tensors one after another, converted to one element type.
+struct TensorReader<'a> {
+    checkpoint: &'a Checkpoint,
+    names: std::slice::Iter<'a, String>,
+    element: ElementType,
+    /// The tensor being read and the bytes of it that were.
+    current: Option<(&'a str, u64)>,
+}
+
+impl TensorReader<'_> {
+    /// Reads the next elements, as many as `into` holds.
+    fn read(&mut self, mut into: &mut [u8], told: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        while !into.is_empty() {
+            let (name, from) = match self.current.take() {
+                Some(current) => current,
+                None => (self.names.next().expect("a weight is as large as its tensors").as_str(), 0),
+            };
+            let entry = self.checkpoint.entry(name).expect("the layout's tensors are in the checkpoint");
+            let stored = match entry.dtype {
+                Dtype::BF16 => 2,
+                Dtype::F32 => 4,
+                other => unreachable!("the layout permits no {other:?} weight"),
+            };
+            let left = ((entry.bytes() - from) as usize).min(READ_BYTES) / stored;
+            let count = left.min(into.len() / self.element.bytes());
+            let (now, later) = into.split_at_mut(count * self.element.bytes());
+            match (entry.dtype, self.element) {
+                (Dtype::BF16, ElementType::Bf16) | (Dtype::F32, ElementType::F32) => {
+                    self.checkpoint.read_range(name, from, now)?;
+                }
+                (dtype, _) => {
+                    let mut raw = vec![0; count * stored];
+                    self.checkpoint.read_range(name, from, &mut raw)?;
+                    convert(dtype, &raw, now);
+                }
             }
-            (Dtype::F32, false) => {
-                let words = run.as_chunks().0.iter();
-                let narrow: Vec<bf16> = words.map(|&word| bf16::narrow(f32::from_le_bytes(word))).collect();
-                self.put(&narrow)
-            }
-            (other, _) => unreachable!("the layout permits no {other:?} weight"),
+            let read = (count * stored) as u64;
+            told(read);
+            self.current = Some((name, from + read)).filter(|(_, at)| *at < entry.bytes());
+            into = later;
         }
-    }
-
-    fn put<T: bytemuck::Pod>(&mut self, values: &[T]) -> Result<(), Error> {
-        self.arena.write(self.to.cast(), values)?;
-        self.to = self.to.byte_add(size_of_val(values));
         Ok(())
+    }
+}
+
+/// Widens stored bf16, or narrows stored f32.
+fn convert(stored: Dtype, from: &[u8], to: &mut [u8]) {
+    if stored == Dtype::BF16 {
+        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
+            *to = bf16::from_le_bytes(*from).widen().to_le_bytes();
+        }
+    } else {
+        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
+            *to = bf16::narrow(f32::from_le_bytes(*from)).to_le_bytes();
+        }
     }
 }
 
@@ -280,6 +378,7 @@ struct Builder {
     region: Region,
     sources: Vec<Source>,
     element: ElementType,
+    order: Order,
 }
 
 impl Builder {
@@ -292,6 +391,26 @@ impl Builder {
         let span = self.region.add(names[0].clone(), elements * self.element.bytes());
         self.sources.push(Source { span, fill: Fill::Elements(names) });
         span
+    }
+
+    /// `count` matrices of the same form, of all the tensors one after another.
+    fn matrices<'a>(
+        &mut self,
+        specs: impl IntoIterator<Item = &'a Spec>,
+        matrix: Matrix,
+        count: usize,
+    ) -> Span {
+        let names: Vec<String> = specs.into_iter().map(|spec| spec.name.clone()).collect();
+        let bytes = count * matrix.elements(self.order) * self.element.bytes();
+        let span = self.region.add(names[0].clone(), bytes);
+        self.sources.push(Source { span, fill: Fill::Matrices { names, matrix, count } });
+        span
+    }
+
+    /// A matrix of tensors that lie on top of each other.
+    fn matrix(&mut self, specs: &[&Spec], form: impl FnOnce(Matrix) -> Matrix) -> Span {
+        let outputs = specs.iter().map(|spec| spec.shape[0]).sum();
+        self.matrices(specs.iter().copied(), form(Matrix::plain(outputs, specs[0].shape[1])), 1)
     }
 
     fn one(&mut self, spec: &Spec) -> Span {
@@ -315,66 +434,76 @@ impl Builder {
         let layout: &Layout = &checkpoint.layout;
         let rotary = &checkpoint.config.rotary;
         let frequencies = kernels::rope::frequencies(rotary.theta as f32, rotary.width);
-        let mixer = &layout.final_mixer;
+        let (mixer, config) = (&layout.final_mixer, &checkpoint.config);
+        let streams = config.hc_count;
         Weights {
             embed: self.one(&layout.embed_tokens),
             frequencies: self.constant("rotary frequencies", &frequencies),
-            layers: layout.layers.iter().map(|layer| self.layer(layer)).collect(),
+            layers: layout.layers.iter().map(|layer| self.layer(layer, config)).collect(),
             mixer: HyperWeights {
                 gain: self.one(&mixer.hc_norm),
-                down: self.one(&mixer.mix_down),
-                up: self.one(&mixer.mix_up),
-                injection: None,
+                down: self.matrix(&[&mixer.mix_down], |matrix| matrix),
+                up: self.matrix(&[&mixer.mix_up], |matrix| matrix.grouped(streams)),
+                injects: false,
             },
-            head: self.one(&layout.lm_head),
+            head: self.matrix(&[&layout.lm_head], |matrix| matrix),
         }
     }
 
-    fn layer(&mut self, layer: &crate::checkpoint::layout::Layer) -> LayerWeights<Span> {
+    fn layer(&mut self, layer: &crate::checkpoint::layout::Layer, c: &ModelConfig) -> LayerWeights<Span> {
+        let (inner, hidden, experts) = (c.moe_intermediate_size, c.hidden_size, c.num_experts);
+        let gate_up = Matrix::plain(2 * inner, hidden).grouped(2);
+        let down = Matrix::plain(hidden, inner).cut();
         LayerWeights {
             ngram: layer.ple.as_ref().map(|ple| self.ngram(ple)),
-            attn: self.hyper(&layer.attn_hyper_connection),
+            attn: self.hyper(&layer.attn_hyper_connection, c),
             mixer: match &layer.mixer {
                 TokenMixer::Linear(w) => MixerWeights::Recurrent(RecurrentWeights {
-                    input: self.stack([&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a]),
+                    input: self
+                        .matrix(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a], |matrix| matrix),
                     conv: self.one(&w.conv1d),
                     a_log: self.wide(&w.a_log),
                     dt_bias: self.wide(&w.dt_bias),
                     norm: self.one(&w.norm),
-                    output: self.one(&w.out_proj),
+                    output: self.matrix(&[&w.out_proj], Matrix::cut),
                 }),
                 TokenMixer::Sparse(w) => MixerWeights::Sparse(SparseWeights {
-                    input: self.stack([&w.q_proj, &w.k_proj, &w.v_proj, &w.index_qk_proj]),
+                    input: self.matrix(&[&w.q_proj, &w.k_proj, &w.v_proj, &w.index_qk_proj], |matrix| matrix),
                     q_gain: self.one(&w.q_norm),
                     k_gain: self.one(&w.k_norm),
                     index_q_gain: self.one(&w.index_q_norm),
                     index_k_gain: self.one(&w.index_k_norm),
-                    output: self.one(&w.o_proj),
+                    output: self.matrix(&[&w.o_proj], Matrix::cut),
                 }),
             },
-            mlp: self.hyper(&layer.mlp_hyper_connection),
+            mlp: self.hyper(&layer.mlp_hyper_connection, c),
             moe: MoeWeights {
-                router: self.stack([&layer.moe.shared.router, &layer.moe.shared.gate]),
+                router: self.matrix(&[&layer.moe.shared.router, &layer.moe.shared.gate], |matrix| matrix),
                 gate_up: match &layer.moe.experts {
-                    Experts::Fused { gate_up, .. } => self.one(gate_up),
-                    Experts::Split(experts) => self.stack(experts.iter().flat_map(|e| [&e.gate, &e.up])),
+                    Experts::Fused { gate_up: tensor, .. } => self.matrices([tensor], gate_up, experts),
+                    Experts::Split(each) => {
+                        self.matrices(each.iter().flat_map(|e| [&e.gate, &e.up]), gate_up, experts)
+                    }
                 },
                 down: match &layer.moe.experts {
-                    Experts::Fused { down, .. } => self.one(down),
-                    Experts::Split(experts) => self.stack(experts.iter().map(|e| &e.down)),
+                    Experts::Fused { down: tensor, .. } => self.matrices([tensor], down, experts),
+                    Experts::Split(each) => self.matrices(each.iter().map(|e| &e.down), down, experts),
                 },
-                shared_gate_up: self.stack([&layer.moe.shared.gate_proj, &layer.moe.shared.up_proj]),
-                shared_down: self.one(&layer.moe.shared.down_proj),
+                shared_gate_up: self
+                    .matrix(&[&layer.moe.shared.gate_proj, &layer.moe.shared.up_proj], |matrix| {
+                        matrix.grouped(2)
+                    }),
+                shared_down: self.matrix(&[&layer.moe.shared.down_proj], Matrix::cut),
             },
         }
     }
 
-    fn hyper(&mut self, w: &HyperConnection) -> HyperWeights<Span> {
+    fn hyper(&mut self, w: &HyperConnection, c: &ModelConfig) -> HyperWeights<Span> {
         HyperWeights {
             gain: self.one(&w.hc_norm),
-            down: self.one(&w.mix_down),
-            up: self.one(&w.mix_up),
-            injection: Some(self.one(&w.block_inject)),
+            down: self.matrix(&[&w.mix_down, &w.block_inject], |matrix| matrix),
+            up: self.matrix(&[&w.mix_up], |matrix| matrix.grouped(c.hc_count)),
+            injects: true,
         }
     }
 
@@ -385,7 +514,7 @@ impl Builder {
             offsets: self.constant("n-gram offsets", &ple.hash.offsets),
             table: self.stack(&ple.shards),
             table_rows: ple.shards.len() * ple.shard_rows,
-            key_value: self.stack([&ple.dense.key_proj, &ple.dense.value_proj]),
+            key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),
             key_gain: self.one(&ple.dense.norm_key),
             query_gain: self.one(&ple.dense.norm_query),
             conv_gain: self.one(&ple.dense.norm_conv),
@@ -455,11 +584,6 @@ impl<T> LayerWeights<T> {
 
 impl<T> HyperWeights<T> {
     fn map<U>(self, f: &mut impl FnMut(T) -> U) -> HyperWeights<U> {
-        HyperWeights {
-            gain: f(self.gain),
-            down: f(self.down),
-            up: f(self.up),
-            injection: self.injection.map(f),
-        }
+        HyperWeights { gain: f(self.gain), down: f(self.down), up: f(self.up), injects: self.injects }
     }
 }

@@ -8,6 +8,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use kernels::numerics::ElementType;
+use kernels::tiles::Order;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Opened, Progress};
@@ -53,7 +54,7 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 
 /// `roundhouse inspect`: the model folder in a few lines.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
-    let opened = Opened::new(&args.model, ElementType::Bf16).map_err(engine_failure)?;
+    let opened = Opened::new(&args.model, ElementType::Bf16, Order::Rows).map_err(engine_failure)?;
     let plan = engine::memory_plan(&opened, &EngineOptions::default()).map_err(engine_failure)?;
     let unused: String = opened.unused().iter().map(|part| format!("{part}\n")).collect();
     let Opened { checkpoint, tokenizer, chat, .. } = opened;

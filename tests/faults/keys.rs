@@ -10,6 +10,7 @@ use std::sync::Arc;
 use graph::{Digest, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
+use kernels::tiles::Order;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
@@ -86,7 +87,7 @@ fn rounds() -> Vec<Round> {
     work(&mut fixture);
     collect("larger buffers, after rounds", &fixture.runner, &slabs, &mut rounds);
     let checkpoint = Checkpoint::open(&repository(CHECKPOINT)).expect("a checkpoint");
-    let plan = WeightPlan::new(&checkpoint, ElementType::Bf16);
+    let plan = WeightPlan::new(&checkpoint, ElementType::Bf16, Order::of(&device));
     let loaded = plan.load(&checkpoint, &device, &mut |_, _| {}).expect("memory");
     (fixture.runner.weights, fixture.runner.model.weights) = (loaded.arena, loaded.weights);
     collect("weights loaded again", &fixture.runner, &slabs, &mut rounds);

@@ -122,20 +122,20 @@ fn trace(case: &Case) -> Seen {
             let added = after.iter().zip(&watch.before).map(|(after, before)| after - before).collect();
             seen.floats.insert(format!("layer.{}.ple_out", watch.layer), added);
         }
-        if let Some(args) = watch.launched::<hyper::MixDown<f32>>(at)
+        if let Some(args) = watch.launched::<hyper::MixDownPrompt<f32>>(at)
             && !args.inject.is_null()
         {
             let name = format!("layer.{}.{}.injection", watch.layer, watch.connection());
             seen.floats.insert(name, watch.floats(args.inject.cast(), rows * config.hc_count));
         }
-        if let Some(args) = watch.launched::<hyper::MixUp<f32>>(at) {
+        if let Some(args) = watch.launched::<hyper::MixUpPrompt<f32>>(at) {
             let name = match watch.layer == config.num_hidden_layers {
                 true => "final_mixed".into(),
                 false => format!("layer.{}.{}.mixed", watch.layer, watch.connection()),
             };
             seen.floats.insert(name, watch.floats(args.mixed, rows * hidden));
         }
-        if let Some(args) = watch.launched::<linear::LinearCut<f32>>(at) {
+        if let Some(args) = watch.launched::<linear::LinearCutPrompt<f32>>(at) {
             let kind = match config.layers[watch.layer] {
                 runtime::config::LayerKind::LinearAttention => "linear_attn_out",
                 runtime::config::LayerKind::SparseAttention => "self_attn_out",
@@ -143,7 +143,7 @@ fn trace(case: &Case) -> Seen {
             seen.floats.insert(format!("layer.{}.{kind}", watch.layer), watch.sum_of_cuts(args.y, hidden));
             watch.in_mlp = true;
         }
-        if let Some(args) = watch.launched::<linear::LinearWide<f32>>(at) {
+        if let Some(args) = watch.launched::<linear::LinearWidePrompt<f32>>(at) {
             let name = format!("layer.{}.router_logits", watch.layer);
             seen.floats.insert(name, watch.floats(args.y, rows * args.outputs as usize));
         }
@@ -162,7 +162,7 @@ fn trace(case: &Case) -> Seen {
                 fixture.runner.scratch.arena.read(args.chosen, rows * args.top as usize).expect("read");
             seen.ids.insert(format!("layer.{}.blocks", watch.layer), chosen);
         }
-        if let Some(args) = watch.launched::<experts::ExpertsDown<f32>>(at) {
+        if let Some(args) = watch.launched::<experts::ExpertsSum>(at) {
             seen.floats
                 .insert(format!("layer.{}.mlp_out", watch.layer), watch.sum_of_cuts(args.p.cast(), hidden));
             watch.layer += 1;

@@ -45,6 +45,8 @@ enum Kind {
     F32,
     /// f32 made of a value that was rounded to bf16.
     Wide,
+    /// What only CUDA uses, between the blocks of a launch.
+    Own,
 }
 
 /// A typed run of bytes in one of the fixture's arenas.
@@ -76,6 +78,8 @@ fn parts(fixture: &Fixture) -> Vec<Part> {
         ("normed", b.normed.address(), Kind::Bf16),
         ("low", b.low.address(), Kind::Bf16),
         ("inject", b.inject.address(), Kind::Wide),
+        ("mix parts", b.mix_parts.address(), Kind::Own),
+        ("mix tickets", b.mix_tickets.address(), Kind::Exact),
         ("mixed", b.mixed.address(), Kind::Bf16),
         ("stacked", b.stacked.address(), Kind::Bf16),
         ("conv", b.conv.address(), Kind::Bf16),
@@ -90,6 +94,9 @@ fn parts(fixture: &Fixture) -> Vec<Part> {
         ("expert weights", b.expert_weights.address(), Kind::F32),
         ("expert inner", b.expert_inner.address(), Kind::Bf16),
         ("shared inner", b.shared_inner.address(), Kind::Bf16),
+        ("expert list", b.expert_list.address(), Kind::Exact),
+        ("expert starts", b.expert_starts.address(), Kind::Exact),
+        ("expert products", b.expert_products.address(), Kind::F32),
         ("n-gram", b.ngram.address(), Kind::Bf16),
         ("n-gram key value", b.ngram_key_value.address(), Kind::Bf16),
         ("n-gram gated", b.ngram_gated.address(), Kind::Bf16),
@@ -223,6 +230,7 @@ fn compare(
 fn differ(kind: Kind, a: &[u8], b: &[u8]) -> Option<String> {
     let widen = |bytes: &[u8]| -> Vec<f64> {
         match kind {
+            Kind::Own => Vec::new(),
             Kind::Exact => bytes.iter().map(|byte| f64::from(*byte)).collect(),
             Kind::Bf16 => {
                 bytes.as_chunks().0.iter().map(|word| f64::from(bf16::from_le_bytes(*word).widen())).collect()
@@ -235,7 +243,7 @@ fn differ(kind: Kind, a: &[u8], b: &[u8]) -> Option<String> {
     let (a, b) = (widen(a), widen(b));
     let largest = a.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, x| most.max(x.abs()));
     let (share, ulps) = match kind {
-        Kind::Exact => (0.0, 0.0),
+        Kind::Exact | Kind::Own => (0.0, 0.0),
         Kind::Bf16 | Kind::Wide => (BF16_SHARE, 1.0 / 64.0),
         Kind::F32 => (F32_SHARE, 1e-4),
     };

@@ -2,7 +2,8 @@
 
 use graph::Ptr;
 use half::bf16;
-use kernels::experts::{DownArgs, ExpertsDown, ExpertsUp, Sizes, UpArgs};
+use kernels::experts::{DownArgs, ExpertsDown, ExpertsGroup, ExpertsProducts, ExpertsSum, ExpertsUp};
+use kernels::experts::{ExpertsUpPrompt, GroupArgs, ProductsArgs, Sizes, SumArgs, UpArgs};
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, close, r16, same};
 
@@ -54,11 +55,16 @@ impl<E: Element> Mixture<E> {
         let [hidden, inner, shared_inner, k] =
             [sizes.hidden, sizes.inner, sizes.shared_inner, sizes.k].map(|size| size as usize);
         let ids = scene.input("ids", &self.ids[first * k..][..rows * k]);
+        let list = scene.output("list", rows * k);
+        let starts = scene.output("starts", sizes.experts as usize + 1);
+        scene.run::<ExpertsGroup>(&GroupArgs { ids, list, starts, sizes });
         let a: Ptr<E> = scene.output("a", rows * k * inner);
         let s: Ptr<E> = scene.output("s", rows * shared_inner);
         let up = UpArgs {
             x: scene.input("x", &self.x[first * hidden..][..rows * hidden]).cast(),
             ids,
+            list,
+            starts,
             gate_up: scene.input("gate_up", &self.gate_up).cast(),
             shared_gate_up: scene.input("shared_gate_up", &self.shared_gate_up).cast(),
             a: a.cast(),
@@ -81,7 +87,19 @@ impl<E: Element> Mixture<E> {
         scene.run::<ExpertsDown<E>>(&down);
         same("a after experts_down", &scene.read(a, rows * k * inner), &got_a);
         same("s after experts_down", &scene.read(s, rows * shared_inner), &got_s);
-        (got_a, got_s, scene.read(p, 2 * rows * hidden))
+        let got_p: Vec<f32> = scene.read(p, 2 * rows * hidden);
+
+        scene.run::<ExpertsUpPrompt<E>>(&up);
+        same("a of the prompt route", &scene.read(a, rows * k * inner), &got_a);
+        same("s of the prompt route", &scene.read(s, rows * shared_inner), &got_s);
+        let DownArgs { a, s, ids, weights, down, shared_down, p: _, sizes } = down;
+        let products = scene.output("products", 2 * rows * (k + 1) * hidden);
+        let args = ProductsArgs { a, s, list, starts, down, shared_down, products, sizes };
+        scene.run::<ExpertsProducts<E>>(&args);
+        let p = scene.output("p of the prompt route", 2 * rows * hidden);
+        scene.run::<ExpertsSum>(&SumArgs { products, ids, weights, p, sizes });
+        same("p of the prompt route", &scene.read(p, 2 * rows * hidden), &got_p);
+        (got_a, got_s, got_p)
     }
 
     fn check(&self) {

@@ -41,16 +41,17 @@ impl<E: Element> Mixer<E> {
         let mut scene = Scene::new();
         let low = scene.output::<E>("d", rows * self.rank);
         let inject = scene.output::<f32>("inject", rows * STREAMS);
-        let injection = match with_injection {
-            true => scene.input("injection", &self.injection).cast(),
-            false => Ptr::NULL,
+        let down = match with_injection {
+            true => [&self.down[..], &self.injection[..]].concat(),
+            false => self.down.clone(),
         };
         let args = DownArgs {
             normed: scene.input("n", normed).cast(),
-            down: scene.input("down", &self.down).cast(),
-            injection,
+            down: scene.input("down", &down).cast(),
+            parts: Ptr::NULL,
+            tickets: Ptr::NULL,
             low: low.cast(),
-            inject,
+            inject: if with_injection { inject } else { Ptr::NULL },
             rows: rows as u32,
             streams: STREAMS as u32,
             hidden: self.hidden as u32,

@@ -19,3 +19,4 @@ mod numerics;
 mod residual;
 mod router;
 mod rows;
+mod tiles;

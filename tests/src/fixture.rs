@@ -7,6 +7,7 @@ use graph::host::HostOptions;
 use graph::{Device, Emission, Exec};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
+use kernels::tiles::Order;
 use runtime::bundle::Bundle;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};
@@ -63,7 +64,7 @@ impl Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         device.prepare(kernels::source::ALL).unwrap_or_else(|error| panic!("{error}"));
         let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
-        let loaded = WeightPlan::new(&checkpoint, element)
+        let loaded = WeightPlan::new(&checkpoint, element, Order::of(device))
             .load(&checkpoint, device, &mut |_, _| {})
             .expect("weights load");
         let pages = size.slots * layout.pages_per_lane;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use graph::{Bank, CudaOptions, Device, host::HostOptions};
 use kernels::numerics::ElementType;
+use kernels::tiles::Order;
 use planner::{ClassId, Limits, Slab, State};
 
 use super::{Engine, RoundCounts, warm};
@@ -238,7 +239,7 @@ pub fn open(
 ) -> Result<OpenEngine, Error> {
     let device = options.device()?;
     progress(Progress::Device(device.describe()));
-    let opened = Opened::new(dir, options.element)?;
+    let opened = Opened::new(dir, options.element, Order::of(&device))?;
     let sizes = Sizes::new(&opened, options)?;
     opened.unused().into_iter().for_each(&mut *progress);
     progress(Progress::Plan(sizes.memory_plan(&opened)));

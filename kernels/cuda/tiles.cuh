@@ -1,0 +1,314 @@
+// The product of every kernel with a weight matrix: y[r, o] = sum over k of w[o, k] * x[r, k] on tensor cores.
+// Weights lie in tiles, as kernels/src/tiles.rs says.
+//
+// One order of summation, a function of the widths alone. The units of a sum are cut into slices of equal
+// length, at most so many as the kernel says. A slice is summed unit by unit, a unit in four products of 16
+// columns: lane t owns columns 16t .. 16t + 15 and product j takes 16t + 4j .. 16t + 4j + 3. The slices are then
+// added in order. Columns past the last are zero, and so are rows past the last, which are never stored.
+//
+// Weights are the 16-wide side of a product, rows the 8-wide one. Two ways to walk give the same bits: narrow
+// (a warp per slice, few rows: decode rounds) and wide (many tiles by many rows: prompts).
+#pragma once
+#include "common.cuh"
+#include "ptx.cuh"
+
+constexpr u32 TILE = 16;
+constexpr u32 UNIT = 64;
+constexpr u32 UNIT_QUADS = 128;
+// Rows of a narrow product at most.
+constexpr u32 NARROW_ROWS = 32;
+
+extern __shared__ Quad pool[];
+
+// A packed matrix.
+struct Tiles {
+    const Quad* base;
+    // Units of a tile.
+    u32 units;
+
+    __device__ Tiles(const bf16* base, u32 units) : base((const Quad*)base), units(units) {}
+    __device__ const Quad* unit(u32 tile, u32 unit) const {
+        return base + ((u64)tile * units + unit) * UNIT_QUADS;
+    }
+};
+
+// The rows of a product, row-major.
+struct Rows {
+    const bf16* base;
+    u64 pitch;
+    u32 count, columns;
+
+    __device__ const bf16* row(u32 i) const { return i < count ? base + i * pitch : nullptr; }
+    // Whether 16 bytes can be read at every eighth column.
+    __device__ bool aligned() const { return aligned16(base) && pitch % 8 == 0; }
+};
+
+// How the units of a sum are cut.
+struct Slices {
+    u32 units, per, count;
+
+    __device__ Slices(u32 columns, u32 most)
+        : units(ceil_div(columns, UNIT)), per(ceil_div(units, most)), count(ceil_div(units, per)) {}
+    __device__ u32 from(u32 slice) const { return slice * per; }
+    __device__ u32 length(u32 slice) const { return slice < count ? least(per, units - slice * per) : 0; }
+};
+
+// Sixteen columns of one row: what a lane owns of a unit.
+struct Strip {
+    Quad half[2];
+};
+
+// Columns from .. from + 15 of a row, which can be read in one go; zero for no row.
+__device__ __forceinline__ Strip strip_of(const bf16* row, u32 from) {
+    if (row == nullptr) return Strip{};
+    return Strip{((const Quad*)(row + from))[0], ((const Quad*)(row + from))[1]};
+}
+
+// As `strip_of`, for rows of any alignment and length.
+__device__ __forceinline__ Strip ragged_strip(const bf16* row, u32 from, u32 columns) {
+    Strip strip = {};
+    if (row == nullptr) return strip;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i)
+        if (from + i < columns) strip.half[i / 8].word[i % 8 / 2] |= (u32)row[from + i].bits << 16 * (i % 2);
+    return strip;
+}
+
+__device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const Strip& x) {
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j)
+        mma(sum, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
+            x.half[j / 2].word[j % 2 * 2 + 1]);
+}
+
+// A run of units of one tile on its way through the registers of a warp, DEPTH of them at a time.
+template <u32 DEPTH> struct Stream {
+    Quad held[DEPTH][4];
+    const Quad* from;
+    u32 count;
+
+    // Starts to read `count` units.
+    __device__ __forceinline__ Stream(const Quad* tile, u32 count) : from(tile + lane_id()), count(count) {
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; ++d)
+            if (d < count) load(d, d);
+    }
+
+    __device__ __forceinline__ void load(u32 place, u32 unit) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) held[place][j] = load_weight(from + unit * UNIT_QUADS + j * 32);
+    }
+
+    // Adds the products with NT tiles of 8 rows: `x` are this lane's rows g of each, null where there is none;
+    // `column` is the first column of the run.
+    template <u32 NT>
+    __device__ __forceinline__ void multiply(float (&sums)[NT][4], const bf16* const (&x)[NT], u32 column, u32 columns,
+                                             bool aligned) {
+        // Rows are read one unit ahead where there are registers for it.
+        constexpr bool AHEAD = NT == 1;
+        const u32 at = column + lane_id() % 4 * 16;
+        const u32 whole = aligned && column < columns ? least(count, (columns - column) / UNIT) : 0;
+        Strip ahead[1];
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (u32 n = 0; n < NT; ++n) ahead[n] = strip_of(whole > 0 ? x[n] : nullptr, at);
+        }
+        for (u32 base = 0; base < whole; base += DEPTH) {
+#pragma unroll
+            for (u32 d = 0; d < DEPTH; ++d) {
+                const u32 unit = base + d;
+                if (unit >= whole) break;
+#pragma unroll
+                for (u32 n = 0; n < NT; ++n) {
+                    if constexpr (AHEAD) {
+                        const Strip strip = ahead[n];
+                        if (unit + 1 < whole) ahead[n] = strip_of(x[n], at + (unit + 1) * UNIT);
+                        mma_unit(sums[n], held[d], strip);
+                    } else {
+                        mma_unit(sums[n], held[d], strip_of(x[n], at + unit * UNIT));
+                    }
+                }
+                if (unit + DEPTH < whole) load(d, unit + DEPTH);
+            }
+        }
+#pragma unroll 1
+        for (u32 unit = whole; unit < count; ++unit) {
+            load(0, unit);
+#pragma unroll
+            for (u32 n = 0; n < NT; ++n) mma_unit(sums[n], held[0], ragged_strip(x[n], at + unit * UNIT, columns));
+        }
+    }
+};
+
+// What comes between the start of the weights and the rows in a launch that reads no other's lists.
+struct Depend {
+    __device__ void operator()() const {
+        let_next_start();
+        wait_for_previous();
+    }
+};
+
+// Narrow: one tile by up to 8 * NT rows, a warp per slice, slices first .. first + WARPS - 1. The first `unit` of
+// the tile is that of column 0 of `x`. Calls `store(g, r, low, high)` for row g and row g + 8 of the tile and row r of
+// x, once by some thread. `depend` is called when weights are on their way and before x is read.
+template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
+__device__ __forceinline__ void narrow_product(const Quad* tile, const Rows& x, const Slices& slices, u32 first,
+                                               Depend depend, Store store) {
+    const u32 lane = lane_id(), slice = first + warp_id();
+    Stream<DEPTH> weights(tile + slices.from(slice) * UNIT_QUADS, slices.length(slice));
+    depend();
+    const bf16* rows[NT];
+#pragma unroll
+    for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane / 4);
+    float sums[NT][4] = {};
+    weights.multiply(sums, rows, slices.from(slice) * UNIT, x.columns, x.aligned());
+
+    constexpr u32 VALUES = NT * 4;
+    float* const partial = (float*)pool;
+#pragma unroll
+    for (u32 v = 0; v < VALUES; ++v) partial[(warp_id() * VALUES + v) * 32 + lane] = sums[v / 4][v % 4];
+    __syncthreads();
+    const u32 count = least(WARPS, slices.count - first);
+#pragma unroll
+    for (u32 pair = warp_id(); pair < NT * 2; pair += WARPS) {
+        const float* const at = partial + (pair / 2 * 4 + pair % 2) * 32 + lane;
+        float low = at[0], high = at[64];
+        for (u32 s = 1; s < count; ++s) {
+            low = add(low, at[s * VALUES * 32]);
+            high = add(high, at[s * VALUES * 32 + 64]);
+        }
+        const u32 r = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
+        if (r < x.count) store(lane / 4, r, low, high);
+    }
+}
+
+// Wide: TILES tiles by ROWS rows of x, all slices in turn. Weights and rows pass through a ring of stages in
+// shared memory, a unit each.
+template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide {
+    static constexpr u32 WARPS = 8, THREADS = WARPS * 32, TILES = TILES_, ROWS = ROWS_, OUTPUTS = TILES * TILE;
+    static constexpr u32 MT = TILES / WARPS_ALONG_TILES, ALONG_ROWS = WARPS / WARPS_ALONG_TILES;
+    static constexpr u32 NT = ROWS / 8 / ALONG_ROWS;
+    // A row of a stage, in quads: padded so that a warp's reads meet every bank once.
+    static constexpr u32 PITCH = 9;
+    static constexpr u32 STAGE = TILES * UNIT_QUADS + ROWS * PITCH;
+    static constexpr u32 SUM_PITCH = OUTPUTS + 4;
+    static constexpr u32 SHARED = STAGES * STAGE * sizeof(Quad);
+    static_assert(ROWS * SUM_PITCH * sizeof(float) <= SHARED);
+    static constexpr u32 CHUNKS = ROWS * 8 / THREADS;
+
+    // Starts the copy of one unit of the weights.
+    __device__ static __forceinline__ void stage_weights(const Tiles& w, u32 tile, u32 last, u32 unit, Quad* to) {
+#pragma unroll
+        for (u32 i = 0; i < TILES * UNIT_QUADS / THREADS; ++i) {
+            const u32 at = i * THREADS + threadIdx.x;
+            const u32 from = (least(tile + at / UNIT_QUADS, last) * w.units + unit) * UNIT_QUADS + at % UNIT_QUADS;
+            copy_async(to + at, w.base + from, true);
+        }
+    }
+
+    // Starts the copy of one unit of the rows.
+    __device__ static __forceinline__ void stage_rows(const bf16* const (&rows)[CHUNKS], u32 column, u32 columns,
+                                                      bool aligned, const void* readable, Quad* to) {
+#pragma unroll
+        for (u32 i = 0; i < CHUNKS; ++i) {
+            const u32 at = column + threadIdx.x % 8 * 8;
+            Quad* const place = to + (i * (THREADS / 8) + threadIdx.x / 8) * PITCH + threadIdx.x % 8;
+            const bool live = rows[i] != nullptr && at < columns;
+            if (!live || (aligned && at + 8 <= columns)) {
+                copy_async(place, live ? (const void*)(rows[i] + at) : readable, live);
+            } else {
+                Quad some = {};
+#pragma unroll
+                for (u32 e = 0; e < 8; ++e)
+                    if (at + e < columns) some.word[e / 2] |= (u32)rows[i][at + e].bits << 16 * (e % 2);
+                *place = some;
+            }
+        }
+    }
+
+    // Tiles `tile ..` (the last of the matrix is `last`), from unit `first` on, slices `slice_from .. slice_to`,
+    // by rows `row(0 .. ROWS)`, null where there is none, from column 0 on. Leaves sums in shared memory:
+    // [ROWS][SUM_PITCH].
+    template <class Row, class Depend>
+    __device__ static __forceinline__ const float* product(const Tiles& w, u32 tile, u32 last, u32 first, Row row,
+                                                           u32 columns, bool aligned, const Slices& slices,
+                                                           u32 slice_from, u32 slice_to, Depend depend) {
+        const u32 lane = lane_id(), g = lane / 4, t = lane % 4;
+        const u32 tile_at = warp_id() % WARPS_ALONG_TILES * MT, row_at = warp_id() / WARPS_ALONG_TILES * NT * 8;
+        const u32 unit_from = slices.from(slice_from), unit_to = least(slices.from(slice_to), slices.units);
+        const u32 units = unit_to - unit_from;
+        const auto weights = [&](u32 step) {
+            stage_weights(w, tile, last, first + unit_from + step, pool + step % STAGES * STAGE);
+        };
+#pragma unroll
+        for (u32 step = 0; step + 1 < STAGES; ++step)
+            if (step < units) weights(step);
+        depend();
+        const bf16* rows[CHUNKS];
+#pragma unroll
+        for (u32 i = 0; i < CHUNKS; ++i) rows[i] = row(i * (THREADS / 8) + threadIdx.x / 8);
+        const auto more = [&](u32 step) {
+            Quad* const to = pool + step % STAGES * STAGE + TILES * UNIT_QUADS;
+            stage_rows(rows, (unit_from + step) * UNIT, columns, aligned, w.base, to);
+        };
+#pragma unroll
+        for (u32 step = 0; step + 1 < STAGES; ++step) {
+            if (step < units) more(step);
+            copy_commit();
+        }
+
+        float total[MT][NT][4] = {}, sums[MT][NT][4] = {};
+        u32 left = slices.per;
+        bool whole = false;
+        for (u32 step = 0; step < units; ++step) {
+            copy_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < units) {
+                weights(step + STAGES - 1);
+                more(step + STAGES - 1);
+            }
+            copy_commit();
+            const Quad* const here = pool + step % STAGES * STAGE;
+            const Quad* const strips = here + TILES * UNIT_QUADS + (row_at + g) * PITCH + t * 2;
+#pragma unroll
+            for (u32 h = 0; h < 2; ++h) {
+                Quad x[NT];
+#pragma unroll
+                for (u32 n = 0; n < NT; ++n) x[n] = strips[n * 8 * PITCH + h];
+#pragma unroll
+                for (u32 m = 0; m < MT; ++m)
+#pragma unroll
+                    for (u32 j = 0; j < 2; ++j) {
+                        const Quad a = here[(tile_at + m) * UNIT_QUADS + (h * 2 + j) * 32 + lane];
+#pragma unroll
+                        for (u32 n = 0; n < NT; ++n)
+                            mma(sums[m][n], a.word[0], a.word[1], a.word[2], a.word[3], x[n].word[j * 2],
+                                x[n].word[j * 2 + 1]);
+                    }
+            }
+            if (--left == 0 || step + 1 == units) {
+#pragma unroll
+                for (u32 i = 0; i < MT * NT * 4; ++i) {
+                    float &sum = total[i / 4 / NT][i / 4 % NT][i % 4], &slice = sums[i / 4 / NT][i / 4 % NT][i % 4];
+                    sum = whole ? add(sum, slice) : slice;
+                    slice = 0.0f;
+                }
+                whole = true;
+                left = slices.per;
+            }
+        }
+        copy_wait<0>();
+        __syncthreads();
+        float* const out = (float*)pool;
+#pragma unroll
+        for (u32 i = 0; i < MT * NT * 4; ++i) {
+            const u32 m = i / 4 / NT, n = i / 4 % NT, c = i % 4;
+            out[(row_at + n * 8 + t * 2 + c % 2) * SUM_PITCH + (tile_at + m) * TILE + g + c / 2 * 8] = total[m][n][c];
+        }
+        __syncthreads();
+        return out;
+    }
+};
+
+// The usual form: 128 outputs by 64 rows.
+typedef Wide<8, 64, 4, 3> Panel;
