@@ -24,12 +24,13 @@ use planner::{
 
 pub use event::{Event, Finished, Reason, RoundCounts, Token};
 pub use handle::{EngineThread, Handle, Ticket};
-pub use options::{Class, EngineOptions, OpenEngine, Place, memory_plan, open};
+pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open};
 
 use crate::bundle::{Bundle, BundleDigest};
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, RoundShape};
+pub use crate::place::Place;
 use crate::reply::ReplyText;
 use crate::request::Submission;
 use crate::runner::Runner;

@@ -15,6 +15,7 @@ pub mod lanes;
 pub mod memory;
 pub mod model;
 pub mod open;
+pub mod place;
 pub mod probe;
 pub mod receipts;
 pub mod reply;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::{Device, host::HostOptions};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
 use kernels::tiles::Order;
@@ -13,6 +12,7 @@ use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, RoundShape};
 use crate::open::{Opened, Progress};
+use crate::place::Place;
 use crate::runner::{Runner, StagedTable};
 use crate::scratch::RoundLimits;
 
@@ -45,15 +45,16 @@ pub struct Logits {
 /// Opens a model folder and computes the logits of a request.
 ///
 /// # Errors
-/// The folder cannot be loaded; ids past the vocabulary or the context; pieces that do not fit the ids.
+/// The device or the folder cannot be opened; ids past the vocabulary or the context; pieces that do not fit the ids.
 pub fn logits(
     dir: &Path,
+    place: Place,
     element: ElementType,
     context: Option<u32>,
     request: &LogitsRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Logits, Error> {
-    let device = Device::host(HostOptions { poison: false, ..HostOptions::default() });
+    let device = place.open(element, false)?;
     progress(Progress::Device(device.describe()));
     let opened = Opened::new(dir, element, Order::of(&device))?;
     let context = opened.context(context, u32::MAX)? as usize;

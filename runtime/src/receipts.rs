@@ -16,10 +16,13 @@ pub use schedule::{Life, Planned, Random, Schedule, Trail, play};
 use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open};
 use crate::error::Error;
 use crate::open::Progress;
+use crate::place::Place;
 
 /// What to prove, and over how much.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckOptions {
+    /// The device.
+    pub place: Place,
     /// Element type.
     pub element: ElementType,
     /// Random schedules per equality.
@@ -67,7 +70,7 @@ impl fmt::Display for Receipt {
 /// # Errors
 /// The model cannot be opened, or the device failed.
 pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> {
-    let mut pair = Pair::open(dir, options.element)?;
+    let mut pair = Pair::open(dir, options)?;
     let names = [
         ("graph = eager", Pair::graph_eager as Compare),
         ("crowded = alone", Pair::crowd_alone),
@@ -80,9 +83,9 @@ pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> 
 ///
 /// # Errors
 /// As [`check`].
-pub fn graph_equals_eager(dir: &Path, element: ElementType) -> Result<Receipt, Error> {
-    let options = CheckOptions { element, cases: 2, seed: 7 };
-    Pair::open(dir, element)?.receipt("graph = eager", &options, Pair::graph_eager)
+pub fn graph_equals_eager(dir: &Path, place: Place, element: ElementType) -> Result<Receipt, Error> {
+    let options = CheckOptions { place, element, cases: 2, seed: 7 };
+    Pair::open(dir, &options)?.receipt("graph = eager", &options, Pair::graph_eager)
 }
 
 /// The engines that receipts compare: one replays graphs, one is eager.
@@ -95,9 +98,9 @@ struct Pair {
 type Compare = fn(&mut Pair, &Schedule) -> Result<[Trail; 2], Error>;
 
 impl Pair {
-    fn open(dir: &Path, element: ElementType) -> Result<Pair, Error> {
+    fn open(dir: &Path, options: &CheckOptions) -> Result<Pair, Error> {
         let engine = |graphs| -> Result<Engine, Error> {
-            Ok(open(dir, &receipt_options(element, graphs), &mut |_: Progress| {})?.engine)
+            Ok(open(dir, &receipt_options(options, graphs), &mut |_: Progress| {})?.engine)
         };
         let (graph, eager) = (engine(true)?, engine(false)?);
         let vocab = graph.runner().model.config.vocab_size as u32;
@@ -168,9 +171,10 @@ impl Pair {
 }
 
 /// Engine settings for receipts: no overlap, so that what a round left can be looked at.
-fn receipt_options(element: ElementType, graphs: bool) -> EngineOptions {
+fn receipt_options(options: &CheckOptions, graphs: bool) -> EngineOptions {
     EngineOptions {
-        element,
+        place: options.place,
+        element: options.element,
         graphs,
         classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
         slab_lanes: 8,

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
-pub(crate) use engine::{ContextArgs, EngineArgs, RunArgs};
+pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use settings::Settings;
 pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, Pieces, Switch};
@@ -182,6 +182,7 @@ pub(crate) struct PlanArgs {
 mod tests {
     use clap::CommandFactory;
     use kernels::numerics::ElementType;
+    use runtime::place::Place;
     use runtime::sampling::SamplingOptions;
 
     use super::*;
@@ -222,6 +223,22 @@ mod tests {
     }
 
     #[test]
+    fn a_cuda_device_has_a_number_and_runs_bf16() {
+        let run = |options: &[&str]| generate(&[&["--prompt", "a"], options].concat()).engine.run;
+        for (name, ordinal) in [("cuda", 0), ("cuda:0", 0), ("cuda:7", 7)] {
+            let chosen = run(&["--device", name]).choose().unwrap();
+            assert_eq!((chosen.place, chosen.element), (Place::Cuda(ordinal), ElementType::Bf16));
+        }
+        let refused = run(&["--device", "cuda:7", "--dtype", "f32"]).choose().map(drop).unwrap_err();
+        for word in ["--dtype f32", "--device cuda:7", "--device host"] {
+            assert!(refused.to_string().contains(word), "{refused}");
+        }
+        let chosen = run(&["--dtype", "f32"]).choose().unwrap();
+        assert_eq!(chosen.place, Place::Host);
+        assert!(chosen.why.starts_with("auto: f32 runs on the host"), "{}", chosen.why);
+    }
+
+    #[test]
     fn prompts_and_ids_repeat_in_order() {
         let args = generate(&["--prompt", "b", "--prompt", "-1 + 1?", "--raw", "--max-tokens", "3"]);
         assert_eq!(args.prompt, ["b", "-1 + 1?"]);
@@ -259,8 +276,9 @@ mod tests {
     #[test]
     fn a_value_that_does_not_parse_is_named_with_its_option() {
         let with = |option, value| ["generate", "M", "--prompt", "a", option, value];
-        refused(&with("--device", "cuda"), &["--device", "cuda", "this build has no CUDA device"]);
-        refused(&with("--device", "tpu"), &["--device", "tpu", "host or auto"]);
+        for device in ["tpu", "cuda:", "cuda:-1", "cuda:x", "CUDA"] {
+            refused(&with("--device", device), &["--device", device, "auto, host, cuda or cuda:N"]);
+        }
         refused(&with("--dtype", "f16"), &["--dtype", "f16", "bf16"]);
         refused(&with("--graphs", "maybe"), &["--graphs", "maybe", "off"]);
         refused(&with("--context", "0"), &["--context", "0"]);
@@ -300,7 +318,8 @@ mod tests {
     #[test]
     fn every_engine_option_reaches_the_engine() {
         let line = "--prompt a --dtype f32 --graphs off --lanes 3 --context 128 --memory 2M --audit 5";
-        let options = generate(&line.split_whitespace().collect::<Vec<_>>()).engine.options();
+        let engine = generate(&line.split_whitespace().collect::<Vec<_>>()).engine;
+        let options = engine.options(&engine.run.choose().unwrap());
         assert_eq!((options.element, options.graphs, options.audit), (ElementType::F32, false, 5));
         assert_eq!(options.page_memory, Some(2 << 20));
         let [class] = &options.classes[..] else { panic!("{options:?}") };

@@ -19,7 +19,7 @@ use safetensors::tensor::{Dtype, TensorView};
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 
-use crate::args::{CheckArgs, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
+use crate::args::{CheckArgs, Chosen, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
@@ -31,10 +31,11 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
         pieces: args.pieces.as_ref().map(|pieces| pieces.0.clone()),
         decode_from: args.decode_from,
     };
-    note(args.run.opening(&args.model));
-    let context = args.context.context;
-    let logits = probe::logits(&args.model, args.run.dtype.element(), context, &request, &mut told())
-        .map_err(engine_failure)?;
+    let chosen = args.run.choose()?;
+    note(chosen.opening(&args.model));
+    let (place, element, context) = (chosen.place, chosen.element, args.context.context);
+    let logits =
+        probe::logits(&args.model, place, element, context, &request, &mut told()).map_err(engine_failure)?;
 
     let bytes: Vec<u8> = logits.data.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensor = TensorView::new(Dtype::F32, vec![logits.positions, logits.vocab], &bytes)
@@ -71,8 +72,10 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 
 /// `roundhouse check`: one receipt per equality.
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
-    note(args.run.opening(&args.model));
-    let options = CheckOptions { element: args.run.dtype.element(), cases: args.cases, seed: args.seed };
+    let chosen = args.run.choose()?;
+    note(chosen.opening(&args.model));
+    let Chosen { place, element, .. } = chosen;
+    let options = CheckOptions { place, element, cases: args.cases, seed: args.seed };
     let receipts = receipts::check(&args.model, &options).map_err(engine_failure)?;
     let mut out = Output::stdout();
     receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
@@ -108,9 +111,9 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
 }
 
 /// Opens a model to run requests.
-fn open(model: &Path, engine: &EngineArgs) -> Result<OpenEngine, Failure> {
-    note(engine.run.opening(model));
-    engine::open(model, &engine.options(), &mut told()).map_err(engine_failure)
+fn open(model: &Path, engine: &EngineArgs, chosen: &Chosen) -> Result<OpenEngine, Failure> {
+    note(chosen.opening(model));
+    engine::open(model, &engine.options(chosen), &mut told()).map_err(engine_failure)
 }
 
 /// Notes the steps of opening a model.

@@ -84,7 +84,7 @@ fn a_device_that_is_not_there_is_named() {
     match Device::cuda(there).err() {
         Some(Error::Missing { what, why }) => {
             assert_eq!(what, format!("CUDA device {there}"));
-            assert_eq!(why, format!("this machine shows {there} of them"));
+            assert!(why.contains(&format!("shows {there} of them")), "{why}");
         }
         other => panic!("{other:?}"),
     }

@@ -21,6 +21,9 @@ use crate::digest::{Digest, Digester};
 use crate::error::{Error, Result};
 use crate::kernel::{Definition, Source};
 
+/// The environment variable that names the folder of the cache.
+pub const FOLDER: &str = "ROUNDHOUSE_CACHE";
+
 /// Code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
@@ -266,7 +269,7 @@ impl Drop for Program {
 
 fn folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("ROUNDHOUSE_CACHE")
+    set(FOLDER)
         .or_else(|| set("XDG_CACHE_HOME").map(|home| home.join("roundhouse")))
         .or_else(|| set("HOME").map(|home| home.join(".cache/roundhouse")))
 }

@@ -155,13 +155,18 @@ impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>> {
         let (what, devices) = (format!("CUDA device {ordinal}"), count()?);
         if ordinal >= devices {
-            return Err(Error::Missing { what, why: format!("this machine shows {devices} of them") });
+            return Err(Error::Missing {
+                what,
+                why: format!(
+                    "the driver shows {devices} of them; name one from 0 on, and see CUDA_VISIBLE_DEVICES"
+                ),
+            });
         }
         let context = Self::retain(ordinal).map_err(|failure| failure.missing(&what, "the driver"))?;
         let (major, minor) = context.capability;
         if context.capability < OLDEST_CAPABILITY {
             let why = format!(
-                "it is a {} of compute capability {major}.{minor}; 8.0 or newer is needed",
+                "it is a {} of compute capability {major}.{minor} and 8.0 or newer is needed; use another device",
                 context.name
             );
             return Err(Error::Missing { what, why });

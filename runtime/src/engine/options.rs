@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::{Bank, CudaOptions, Device, host::HostOptions};
+use graph::Bank;
 use kernels::numerics::ElementType;
 use kernels::tiles::Order;
 use planner::{ClassId, Limits, Slab, State};
@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::MemoryPlan;
 use crate::open::{OpenModel, Opened, Progress};
+use crate::place::Place;
 use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
 use crate::tokenizer::Tokenizer;
@@ -26,15 +27,6 @@ const LANES: u16 = 16;
 const SLAB_LANES: u16 = planner::GRAPH_ROWS as u16;
 /// Memory for pages on the host device, unless asked otherwise.
 const PAGE_BYTES: u64 = 256 << 20;
-
-/// Where an engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// The host device.
-    Host,
-    /// A CUDA device, by its number in the driver's order.
-    Cuda(usize),
-}
 
 /// The settings of an engine.
 #[derive(Clone, Debug)]
@@ -113,22 +105,6 @@ impl Default for Class {
 }
 
 impl EngineOptions {
-    /// Opens the device.
-    fn device(&self) -> Result<Device, Error> {
-        let device = match self.place {
-            Place::Host => Device::host(HostOptions { poison: self.poison, ..HostOptions::default() }),
-            Place::Cuda(ordinal) => {
-                if self.element == ElementType::F32 {
-                    let why = "f32 is the host device's precision, for comparisons; CUDA runs bf16";
-                    return Err(Error::Setting(why.into()));
-                }
-                Device::cuda_with(CudaOptions { ordinal, poison: self.poison })?
-            }
-        };
-        device.prepare(kernels::source::ALL)?;
-        Ok(device)
-    }
-
     /// Lanes of a class that are made at start.
     fn first_lanes(&self, class: &Class) -> u16 {
         class.lanes.min(self.slab_lanes)
@@ -237,7 +213,7 @@ pub fn open(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let device = options.device()?;
+    let device = options.place.open(options.element, options.poison)?;
     progress(Progress::Device(device.describe()));
     let opened = Opened::new(dir, options.element, Order::of(&device))?;
     let sizes = Sizes::new(&opened, options)?;

@@ -4,15 +4,20 @@ use std::fmt;
 use std::path::Path;
 
 use clap::Args;
+use kernels::numerics::ElementType;
 use runtime::engine::{Class, EngineOptions};
+use runtime::place::Place;
 
 use super::{ByteSize, Device, Dtype, Switch};
+use crate::failure::Failure;
 
 /// Where and how exactly.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Engine options")]
 pub(crate) struct RunArgs {
-    /// Where to run: auto or host.
+    /// Where to run: auto (a CUDA device if there is one and it runs the dtype, or else host), host, cuda, or
+    /// cuda:N for device N. Compiled kernels are kept in the folder ROUNDHOUSE_CACHE, or else below the user's
+    /// cache folder.
     #[arg(long, env = "ROUNDHOUSE_DEVICE", default_value = "auto")]
     pub(crate) device: Device,
 
@@ -78,20 +83,50 @@ pub(crate) struct EngineArgs {
     pub(crate) audit: u32,
 }
 
+/// Where a command runs, decided once.
+pub(crate) struct Chosen {
+    pub(crate) place: Place,
+    pub(crate) element: ElementType,
+    /// Why it is this device.
+    pub(crate) why: String,
+}
+
 impl RunArgs {
+    /// Decides where to run.
+    ///
+    /// # Errors
+    /// The device that was asked for does not run the dtype.
+    pub(crate) fn choose(&self) -> Result<Chosen, Failure> {
+        let element = self.dtype.element();
+        let asked = |place| (place, "asked for with --device".to_string());
+        let (place, why) = match self.device {
+            Device::Auto => {
+                let (place, why) = Place::best(element);
+                (place, format!("auto: {why}"))
+            }
+            Device::Host => asked(Place::Host),
+            Device::Cuda(ordinal) => asked(Place::Cuda(ordinal)),
+        };
+        place.runs(element).map_err(Failure::input)?;
+        Ok(Chosen { place, element, why })
+    }
+}
+
+impl Chosen {
     /// The note before a model is opened.
     pub(crate) fn opening(&self, model: &Path) -> impl fmt::Display {
-        let RunArgs { device, dtype } = self;
-        format!("loading {} on the {device} device in {dtype} ({})", model.display(), device.why())
+        let Chosen { place, element, why } = self;
+        format!("loading {} on the {place} device in {} ({why})", model.display(), element.name())
     }
 }
 
 impl EngineArgs {
     /// The engine's own form of them.
-    pub(crate) fn options(&self) -> EngineOptions {
+    pub(crate) fn options(&self, chosen: &Chosen) -> EngineOptions {
         let context = self.context.context.unwrap_or(0);
         EngineOptions {
-            element: self.run.dtype.element(),
+            place: chosen.place,
+            element: chosen.element,
             graphs: self.graphs.is_on(),
             classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
             page_memory: self.memory.map(|size| size.0),

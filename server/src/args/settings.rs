@@ -1,6 +1,7 @@
 //! The settings that come from the environment.
 
 use clap::CommandFactory;
+use runtime::place::CODE_FOLDER;
 
 use super::Cli;
 
@@ -29,6 +30,7 @@ fn readable_settings() -> Vec<String> {
     let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
     let mut names: Vec<String> =
         arguments.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
+    names.push(CODE_FOLDER.into());
     names.sort();
     names.dedup();
     names
@@ -40,9 +42,9 @@ mod tests {
 
     #[test]
     fn environment_settings_that_nothing_reads_are_found() {
-        let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
+        let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
         let settings = Settings::among(names.map(String::from).into_iter());
-        assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE"]);
+        assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
         assert_eq!(settings.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
     }
 }

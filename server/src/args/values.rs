@@ -1,16 +1,16 @@
 //! The values that options take, from text.
 
-use std::fmt;
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use kernels::numerics::ElementType;
 
-/// The device that was asked for. Both come to the host device, the only one of this build.
+/// The device that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Device {
     Auto,
     Host,
+    Cuda(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -54,39 +54,12 @@ impl Switch {
     }
 }
 
-impl Device {
-    /// Why it is the host device.
-    pub(crate) fn why(self) -> &'static str {
-        match self {
-            Device::Auto => "auto: this build has no other device",
-            Device::Host => "asked for with --device",
-        }
-    }
-}
-
 impl Dtype {
     pub(crate) fn element(self) -> ElementType {
         match self {
             Dtype::F32 => ElementType::F32,
             Dtype::Bf16 => ElementType::Bf16,
         }
-    }
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Device::Auto | Device::Host => f.write_str("host"),
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-        })
     }
 }
 
@@ -97,8 +70,12 @@ impl FromStr for Device {
         match name {
             "auto" => Ok(Device::Auto),
             "host" => Ok(Device::Host),
-            "cuda" => Err("this build has no CUDA device; use host or auto".to_string()),
-            _ => Err("not a device; use host or auto".to_string()),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => {
+                let ordinal = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                let wrong = || "not a device; use auto, host, cuda or cuda:N".to_string();
+                ordinal.map(Device::Cuda).ok_or_else(wrong)
+            }
         }
     }
 }

@@ -27,10 +27,10 @@ const MODEL: &str = "models/tiny";
 /// Plays the cast, then says what was done and proves one equality.
 pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     let model = args.model.clone().map_or_else(repository_model, Ok)?;
-    let OpenEngine { engine, tokenizer, chat } = open(&model, &args.engine)?;
+    let chosen = args.engine.run.choose()?;
+    let OpenEngine { engine, tokenizer, chat } = open(&model, &args.engine, &chosen)?;
     let mut out = Output::stdout();
-    let run = &args.engine.run;
-    out.print(&format!("device     {} ({})\n", run.device, run.device.why()));
+    out.print(&format!("device     {} ({})\n", chosen.place, chosen.why));
 
     let (handle, thread) = engine.spawn();
     let mut play =
@@ -40,7 +40,8 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     played?;
     out.print(&summary(&play.told, &play.handle.stats()));
 
-    let receipt = receipts::graph_equals_eager(&model, run.dtype.element()).map_err(engine_failure)?;
+    let receipt = receipts::graph_equals_eager(&model, chosen.place, chosen.element);
+    let receipt = receipt.map_err(engine_failure)?;
     out.print(&format!("receipt    {receipt}\n"));
     out.finish()?;
     passed(&[receipt])

@@ -15,14 +15,15 @@ use crate::prompts;
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let asked = asked(args)?;
     let inputs = prompts::read(args)?;
-    let queue = args.engine.options().queue as usize;
+    let chosen = args.engine.run.choose()?;
+    let queue = args.engine.options(&chosen).queue as usize;
     if inputs.len() > queue {
         return Err(Failure::Input(format!(
             "{} prompts are more than the {queue} that may wait; give fewer --prompt or --ids at once",
             inputs.len()
         )));
     }
-    let OpenEngine { engine, tokenizer, chat } = open(&args.model, &args.engine)?;
+    let OpenEngine { engine, tokenizer, chat } = open(&args.model, &args.engine, &chosen)?;
     let vocab = engine.runner().model.config.vocab_size;
     check_sampling(&asked.sampling, vocab)?;
     let mut submissions = Vec::new();

@@ -40,9 +40,11 @@ pub(crate) fn on(command: &str, model: &Path) -> Command {
     binary
 }
 
-/// The binary with no settings from the environment and no arguments.
+/// The binary with no settings from the environment and no arguments. It sees no CUDA device, so that every
+/// machine shows the same.
 pub(crate) fn bare() -> Command {
     let mut binary = Command::new(env!("CARGO_BIN_EXE_roundhouse"));
+    binary.env("CUDA_VISIBLE_DEVICES", "");
     for (name, _) in env::vars_os() {
         if name.to_string_lossy().starts_with("ROUNDHOUSE_") {
             binary.env_remove(name);
@@ -82,7 +84,13 @@ impl Ended {
     /// Requires exit status 2, nothing on stdout, and an error that says all of `words`.
     #[track_caller]
     pub(crate) fn refused(self, words: &[&str]) {
-        assert_eq!(self.status, Some(2), "{self:#?}");
+        self.failed(2, words);
+    }
+
+    /// Requires an exit status, nothing on stdout, and an error that says all of `words`.
+    #[track_caller]
+    pub(crate) fn failed(self, status: i32, words: &[&str]) {
+        assert_eq!(self.status, Some(status), "{self:#?}");
         assert_eq!(self.stdout, "");
         let (_, error) = self.stderr.split_once("error: ").unwrap_or_else(|| panic!("{}", self.stderr));
         for word in words {

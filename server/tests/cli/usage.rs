@@ -17,12 +17,42 @@ fn settings_that_do_not_parse_are_named_with_their_value() {
     refused("--graphs", "maybe", &["on", "off"]);
     refused("--ids", "1,x", &["`x`"]);
     refused("--ids", "1,,2", &["not a token id"]);
-    refused("--device", "tpu", &["host"]);
+    refused("--device", "tpu", &["host", "cuda:N"]);
+    refused("--device", "cuda:", &["cuda:N"]);
 }
 
 #[test]
-fn cuda_is_refused_as_something_this_build_cannot_be_asked_for() {
-    generate(&["--ids", "1", "--device", "cuda"]).refused(&["--device", "no CUDA device", "host"]);
+fn a_cuda_device_that_is_not_there_is_a_device_failure() {
+    // No driver at all, or one that shows nothing: the reason differs, the status does not.
+    let words = ["is not usable", "CUDA"];
+    generate(&["--ids", "1", "--device", "cuda:7"]).failed(3, &words);
+    for command in ["demo", "check"] {
+        run(binary(command).args(["--device", "cuda"])).failed(3, &words);
+    }
+    let out = tempfile::tempdir().unwrap();
+    let out = out.path().join("logits.safetensors");
+    run(binary("logits").args(["--ids", "1", "--device", "cuda", "--out"]).arg(out)).failed(3, &words);
+}
+
+#[test]
+fn f32_on_cuda_is_refused_before_the_device_is_looked_for() {
+    let line = ["--ids", "1", "--device", "cuda", "--dtype", "f32"];
+    generate(&line).refused(&["--dtype f32", "--device cuda:0", "--device host"]);
+}
+
+#[test]
+fn without_a_cuda_device_auto_is_the_host_and_says_why() {
+    let auto = generate(&["--ids", "1", "--max-tokens", "1"]).good();
+    assert!(auto.stderr.contains("on the host device in bf16 (auto: "), "{}", auto.stderr);
+    assert!(auto.stderr.contains("CUDA driver"), "{}", auto.stderr);
+    let wide = generate(&["--ids", "1", "--max-tokens", "1", "--dtype", "f32"]).good();
+    assert!(wide.stderr.contains("(auto: f32 runs on the host device only)"), "{}", wide.stderr);
+}
+
+#[test]
+fn the_folder_of_compiled_kernels_is_a_setting() {
+    run(binary("inspect").env("ROUNDHOUSE_CACHE", "anywhere")).good();
+    run(binary("inspect").env("ROUNDHOUSE_CACHES", "anywhere")).refused(&["ROUNDHOUSE_CACHES"]);
 }
 
 #[test]

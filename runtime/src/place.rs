@@ -1,0 +1,71 @@
+//! Where a model runs: the host or a CUDA device, chosen and opened.
+
+use std::fmt;
+
+use graph::{CudaOptions, Device, host::HostOptions};
+use kernels::numerics::ElementType;
+
+use crate::error::Error;
+
+/// The environment variable that names the folder of compiled kernels.
+pub const CODE_FOLDER: &str = graph::cuda::code::FOLDER;
+
+/// Where an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The host device.
+    Host,
+    /// A CUDA device, by its number in the driver's order.
+    Cuda(usize),
+}
+
+impl Place {
+    /// The first CUDA device if there is one and it runs `element`, or else the host; and why.
+    pub fn best(element: ElementType) -> (Place, String) {
+        if element == ElementType::F32 {
+            return (Place::Host, "f32 runs on the host device only".into());
+        }
+        match Device::cuda_count() {
+            Ok(0) => (Place::Host, "the CUDA driver shows no device".into()),
+            Ok(count) => (Place::Cuda(0), format!("the first of {count} that the CUDA driver shows")),
+            Err(error) => (Place::Host, error.to_string()),
+        }
+    }
+
+    /// Whether a model of this element type runs there.
+    ///
+    /// # Errors
+    /// It does not: what to ask for instead.
+    pub fn runs(self, element: ElementType) -> Result<(), Error> {
+        match self {
+            Place::Cuda(_) if element == ElementType::F32 => Err(Error::Setting(format!(
+                "--dtype f32 is not for --device {self}: f32 is the host device's precision, for comparisons; use \
+                 --dtype bf16 or --device host"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the device with its kernels loaded. Fresh memory is poisoned or zeroed.
+    ///
+    /// # Errors
+    /// It does not run `element`; or it, or what it needs, is missing or too old.
+    pub fn open(self, element: ElementType, poison: bool) -> Result<Device, Error> {
+        self.runs(element)?;
+        let device = match self {
+            Place::Host => Device::host(HostOptions { poison, ..HostOptions::default() }),
+            Place::Cuda(ordinal) => Device::cuda_with(CudaOptions { ordinal, poison })?,
+        };
+        device.prepare(kernels::source::ALL)?;
+        Ok(device)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Host => f.write_str("host"),
+            Place::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
