@@ -11,6 +11,8 @@
 //! delta net ([`conv`], [`delta`], [`gate`]), sparse attention ([`heads`], [`index`], [`attend`]),
 //! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`sample`], [`advance`].
 //!
+//! Outside of rounds: [`random`] makes values, [`read`] measures memory.
+//!
 //! The CUDA twins lie beside the crate's sources, in files of the same names; [`source`] lists them.
 
 pub mod advance;
@@ -28,6 +30,8 @@ pub mod linear;
 pub mod matrix;
 pub mod ngram;
 pub mod numerics;
+pub mod random;
+pub mod read;
 pub mod residual;
 pub mod rope;
 pub mod router;

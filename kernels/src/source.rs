@@ -12,8 +12,8 @@ use half::bf16;
 
 use crate::numerics::Element;
 use crate::{
-    advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, residual, router,
-    rows, sample, tiles,
+    advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, random, read,
+    residual, router, rows, sample, tiles,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
@@ -53,6 +53,8 @@ pub const ALL: &[&Definition] = &[
     sample::Mark::DEFINITION,
     sample::Sample::<bf16>::DEFINITION,
     advance::Advance::DEFINITION,
+    random::Random::<bf16>::DEFINITION,
+    read::Read::DEFINITION,
 ];
 
 /// The sources, one for every file of operations.
@@ -83,6 +85,8 @@ sources! {
     LINEAR = "linear.cu",
     NGRAM = "ngram.cu",
     PACK = "pack.cu",
+    RANDOM = "random.cu",
+    READ = "read.cu",
     RESIDUAL = "residual.cu",
     ROUTER = "router.cu",
     ROWS = "rows.cu",

@@ -59,6 +59,13 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, token_names: token_names(&config), path })
     }
 
+    /// A template for a model without texts: every chat is empty.
+    pub fn blank() -> ChatTemplate {
+        let mut environment = environment();
+        environment.add_template(TEMPLATE, "").expect("nothing is a template");
+        ChatTemplate { environment, token_names: Map::new(), path: PathBuf::new() }
+    }
+
     /// The file that the template came from.
     pub fn path(&self) -> &Path {
         &self.path

@@ -53,6 +53,13 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The shape of a model without its weights: the settings of a folder, of which no weight file is looked at.
+    pub fn shape_of(dir: &Path, config: ModelConfig) -> Result<Self, LoadError> {
+        let generation = GenerationConfig::open(dir, &config)?;
+        let layout = Layout::new(&config, |name| name.ends_with("gate_up_proj"));
+        Ok(Self { config, generation, layout, dir: dir.into(), files: Files::none() })
+    }
+
     /// Where a tensor lies, or nothing if the checkpoint lacks it.
     pub fn entry(&self, name: &str) -> Option<&TensorEntry> {
         self.files.tensors.get(name)

@@ -235,6 +235,31 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// The settings of a model of the first `layers` layers, with n-gram tables of at most `table_rows` rows for each
+    /// head, and without a draft layer and a vision tower.
+    ///
+    /// # Panics
+    /// When there are not so many layers.
+    pub fn first_layers(mut self, layers: usize, table_rows: u64) -> ModelConfig {
+        assert!(
+            (1..=self.num_hidden_layers).contains(&layers),
+            "{layers} of {} layers",
+            self.num_hidden_layers
+        );
+        self.num_hidden_layers = layers;
+        self.layers.truncate(layers);
+        self.ple.retain(|ple| ple.layer < layers);
+        self.ngram = self.ngram.filter(|_| !self.ple.is_empty()).map(|ngram| NgramConfig {
+            vocab_size_base: ngram.vocab_size_base.min(table_rows),
+            // The table is stored nowhere, so in no pieces.
+            split_parts: 1,
+            ..ngram
+        });
+        self.mtp_num_hidden_layers = 0;
+        self.vision = None;
+        self
+    }
+
     /// Width of all residual streams side by side.
     pub fn streams_width(&self) -> usize {
         self.hc_count * self.hidden_size

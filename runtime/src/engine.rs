@@ -24,7 +24,7 @@ use planner::{
 
 pub use event::{Event, Finished, Reason, RoundCounts, Token};
 pub use handle::{EngineThread, Handle, Ticket};
-pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open};
+pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened};
 
 use crate::bundle::{Bundle, BundleDigest};
 use crate::error::Error;

@@ -5,6 +5,7 @@ use std::fmt;
 use kernels::numerics::ElementType;
 
 use crate::config::ModelConfig;
+use crate::error::Error;
 use crate::lanes::LaneLayout;
 use crate::scratch::{RoundLimits, Scratch};
 use crate::weights::WeightPlan;
@@ -54,6 +55,27 @@ impl MemoryPlan {
         let buffers = Scratch::bytes(config, element, limits);
         parts.push(part("round buffers", buffers, format!("rounds of up to {} rows", limits.rows), ""));
         MemoryPlan { parts }
+    }
+
+    /// Whether the plan fits so many free bytes.
+    ///
+    /// # Errors
+    /// It does not: both sizes, and the settings of the largest parts.
+    pub fn check(&self, free: usize) -> Result<(), Error> {
+        if self.bytes() <= free {
+            return Ok(());
+        }
+        let mut parts: Vec<&Part> = self.parts.iter().collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let part = |part: &&Part| format!("{} {}", part.label, Size(part.bytes));
+        let parts: Vec<String> = parts.iter().take(3).map(part).collect();
+        Err(Error::Setting(format!(
+            "the memory plan takes {} and the device has {} free; the largest parts are {}: lower --memory, --lanes \
+             or --context, or try fewer --layers of a --load dummy",
+            Size(self.bytes()),
+            Size(free),
+            parts.join(", ")
+        )))
     }
 
     /// Size of all parts in bytes.

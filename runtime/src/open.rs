@@ -10,6 +10,7 @@ use kernels::tiles::Order;
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Part;
+use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Size};
 use crate::model::Model;
@@ -32,6 +33,15 @@ pub enum Progress {
         /// What they belong to.
         what: &'static str,
     },
+    /// Weights were made, none read.
+    Made {
+        /// Their size.
+        bytes: usize,
+        /// How many layers they are for.
+        layers: usize,
+        /// How many layers the model has.
+        of: usize,
+    },
     /// Weights read so far.
     Loading {
         /// Bytes read.
@@ -49,12 +59,39 @@ impl fmt::Display for Progress {
             Progress::Unused { tensors, bytes, what } => {
                 write!(f, "not used: {tensors} tensors of the {what}, {}", Size(*bytes as usize))
             }
+            Progress::Made { bytes, layers, of } => {
+                write!(
+                    f,
+                    "made {} of random weights for {layers} of {of} layers (--load dummy); ",
+                    Size(*bytes)
+                )?;
+                f.write_str("answers mean nothing")
+            }
             Progress::Loading { done, total } => {
                 write!(f, "read {} of {}", Size(*done as usize), Size(*total as usize))
             }
         }
     }
 }
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Load {
+    /// The files of the folder.
+    #[default]
+    Checkpoint,
+    /// Nowhere: they are made of a seed on the device, for a model of the shape that `config.json` says.
+    Dummy {
+        /// How many of the layers, from the first on; none: all.
+        layers: Option<usize>,
+        /// Equal seeds make equal weights.
+        seed: u64,
+    },
+}
+
+/// Rows that each head of a made n-gram table has at most: few enough to leave room for layers, and enough that
+/// no cache holds them.
+const MADE_TABLE_ROWS: u64 = 1_000_000;
 
 /// A model folder whose every file was checked; no weight has been read.
 pub struct Opened {
@@ -68,20 +105,48 @@ pub struct Opened {
     pub element: ElementType,
     /// How the weights will lie in memory.
     pub weights: WeightPlan,
+    /// Where they come from.
+    pub load: Load,
+    /// Layers of the model that the settings describe; more than are opened if only the first ones are.
+    pub full_layers: usize,
 }
 
 impl Opened {
     /// Checks a model folder that will run on a device whose kernels read matrices in `order`.
     pub fn new(dir: &Path, element: ElementType, order: Order) -> Result<Opened, Error> {
-        let checkpoint = Checkpoint::open(dir)?;
+        Opened::with(dir, element, order, Load::Checkpoint)
+    }
+
+    /// Checks a model folder of which only the text files and what `load` needs must be there.
+    pub fn with(dir: &Path, element: ElementType, order: Order, load: Load) -> Result<Opened, Error> {
+        let opened = Opened::without_text(dir, element, order, load)?;
+        Ok(Opened { tokenizer: Tokenizer::open(dir)?, chat: ChatTemplate::open(dir)?, ..opened })
+    }
+
+    /// Checks a model folder of which only what `load` needs must be there. Ids stand for no text.
+    pub fn without_text(dir: &Path, element: ElementType, order: Order, load: Load) -> Result<Opened, Error> {
+        let (checkpoint, full_layers) = match load {
+            Load::Checkpoint => {
+                let checkpoint = Checkpoint::open(dir)?;
+                let layers = checkpoint.config.num_hidden_layers;
+                (checkpoint, layers)
+            }
+            Load::Dummy { layers, .. } => {
+                let config = ModelConfig::open(dir)?;
+                let all = config.num_hidden_layers;
+                let layers = layers.unwrap_or(all);
+                if layers == 0 || layers > all {
+                    return Err(Error::Setting(format!(
+                        "--layers {layers} is not between 1 and the {all} layers of {}",
+                        dir.join("config.json").display()
+                    )));
+                }
+                (Checkpoint::shape_of(dir, config.first_layers(layers, MADE_TABLE_ROWS))?, all)
+            }
+        };
         let weights = WeightPlan::new(&checkpoint, element, order);
-        Ok(Opened {
-            tokenizer: Tokenizer::open(dir)?,
-            chat: ChatTemplate::open(dir)?,
-            checkpoint,
-            element,
-            weights,
-        })
+        let (tokenizer, chat) = (Tokenizer::blank(checkpoint.config.vocab_size), ChatTemplate::blank());
+        Ok(Opened { tokenizer, chat, checkpoint, element, weights, load, full_layers })
     }
 
     /// The context to run with: what was asked for, or `most`, or what the model was made for.
@@ -114,10 +179,18 @@ impl Opened {
 
     /// Reads the weights to `device`.
     pub fn load(self, device: &Device, progress: &mut dyn FnMut(Progress)) -> Result<OpenModel, Error> {
-        let Opened { checkpoint, tokenizer, chat, element, weights } = self;
-        let loaded = weights.load(&checkpoint, device, &mut |done, total| {
-            progress(Progress::Loading { done, total });
-        })?;
+        let Opened { checkpoint, tokenizer, chat, element, weights, load, full_layers } = self;
+        let loaded = match load {
+            Load::Checkpoint => weights.load(&checkpoint, device, &mut |done, total| {
+                progress(Progress::Loading { done, total });
+            })?,
+            Load::Dummy { seed, .. } => {
+                let (bytes, layers) = (weights.bytes(), checkpoint.config.num_hidden_layers);
+                let loaded = weights.make(seed, device)?;
+                progress(Progress::Made { bytes, layers, of: full_layers });
+                loaded
+            }
+        };
         let choices = checkpoint.config.vocab_size.min(tokenizer.last_text_id() as usize + 1);
         let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
         Ok(OpenModel { model, weights: loaded.arena, tokenizer, chat, stop_ids: checkpoint.generation.stop })

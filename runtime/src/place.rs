@@ -4,6 +4,7 @@ use std::fmt;
 
 use graph::{CudaOptions, Device, host::HostOptions};
 use kernels::numerics::ElementType;
+use kernels::tiles::Order;
 
 use crate::error::Error;
 
@@ -29,6 +30,14 @@ impl Place {
             Ok(0) => (Place::Host, "the CUDA driver shows no device".into()),
             Ok(count) => (Place::Cuda(0), format!("the first of {count} that the CUDA driver shows")),
             Err(error) => (Place::Host, error.to_string()),
+        }
+    }
+
+    /// The order in which kernels there read weight matrices.
+    pub fn order(self) -> Order {
+        match self {
+            Place::Host => Order::Rows,
+            Place::Cuda(_) => Order::Tiles,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::bundle::Bundle;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, RoundShape};
-use crate::open::{Opened, Progress};
+use crate::open::{Load, Opened, Progress};
 use crate::place::Place;
 use crate::runner::{Runner, StagedTable};
 use crate::scratch::RoundLimits;
@@ -50,13 +50,14 @@ pub fn logits(
     dir: &Path,
     place: Place,
     element: ElementType,
+    load: Load,
     context: Option<u32>,
     request: &LogitsRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Logits, Error> {
     let device = place.open(element, false)?;
     progress(Progress::Device(device.describe()));
-    let opened = Opened::new(dir, element, Order::of(&device))?;
+    let opened = Opened::with(dir, element, Order::of(&device), load)?;
     let context = opened.context(context, u32::MAX)? as usize;
     let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
     opened.unused().into_iter().for_each(&mut *progress);

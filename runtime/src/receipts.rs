@@ -15,7 +15,7 @@ pub use schedule::{Life, Planned, Random, Schedule, Trail, play};
 
 use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open};
 use crate::error::Error;
-use crate::open::Progress;
+use crate::open::{Load, Progress};
 use crate::place::Place;
 
 /// What to prove, and over how much.
@@ -25,6 +25,8 @@ pub struct CheckOptions {
     pub place: Place,
     /// Element type.
     pub element: ElementType,
+    /// Where the weights come from.
+    pub load: Load,
     /// Random schedules per equality.
     pub cases: u32,
     /// Seed of the schedules.
@@ -79,13 +81,12 @@ pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> 
     names.into_iter().map(|(name, compare)| pair.receipt(name, options, compare)).collect()
 }
 
-/// Proves graph = eager once, over a handful of requests: what the demo shows.
+/// Proves graph = eager alone: what the demo shows.
 ///
 /// # Errors
 /// As [`check`].
-pub fn graph_equals_eager(dir: &Path, place: Place, element: ElementType) -> Result<Receipt, Error> {
-    let options = CheckOptions { place, element, cases: 2, seed: 7 };
-    Pair::open(dir, &options)?.receipt("graph = eager", &options, Pair::graph_eager)
+pub fn graph_equals_eager(dir: &Path, options: &CheckOptions) -> Result<Receipt, Error> {
+    Pair::open(dir, options)?.receipt("graph = eager", options, Pair::graph_eager)
 }
 
 /// The engines that receipts compare: one replays graphs, one is eager.
@@ -175,6 +176,7 @@ fn receipt_options(options: &CheckOptions, graphs: bool) -> EngineOptions {
     EngineOptions {
         place: options.place,
         element: options.element,
+        load: options.load,
         graphs,
         classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
         slab_lanes: 8,

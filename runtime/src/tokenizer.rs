@@ -61,6 +61,17 @@ impl Tokenizer {
         Ok(Tokenizer { encoder, tokens, special_ids, token_count })
     }
 
+    /// A tokenizer for a model without texts: its `ids` ids stand for nothing.
+    pub fn blank(ids: usize) -> Tokenizer {
+        let tokens = TokenBytes { bytes: Vec::new(), starts: vec![0], special: vec![false; ids] };
+        Tokenizer {
+            encoder: tokenizers::Tokenizer::new(tokenizers::models::bpe::BPE::default()),
+            tokens: Arc::new(tokens),
+            special_ids: Vec::new(),
+            token_count: 0,
+        }
+    }
+
     /// The ids of `text`. Special tokens written in the text are recognised; nothing is added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         let encoding = self

@@ -5,6 +5,8 @@
 //! kernels read. The layout is made first, so that the memory plan is known before any weight is read; every
 //! byte is then read once.
 
+mod made;
+
 use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
 use half::bf16;
 use kernels::launch;
@@ -15,6 +17,8 @@ use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, Tok
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::config::ModelConfig;
 use crate::error::Error;
+use made::Made;
+pub use made::fill;
 
 /// All weights of the text model, by address.
 #[derive(Clone, Debug)]
@@ -164,6 +168,8 @@ pub struct WeightPlan {
 struct Source {
     span: Span,
     fill: Fill,
+    /// What it is made as if nothing is read.
+    made: Made,
 }
 
 enum Fill {
@@ -382,14 +388,23 @@ struct Builder {
 }
 
 impl Builder {
+    /// Tensors one after another. They have one inner width, so they are made alike.
     fn stack<'a>(&mut self, specs: impl IntoIterator<Item = &'a Spec>) -> Span {
-        let (mut names, mut elements) = (Vec::new(), 0);
+        let (mut names, mut elements, mut made) = (Vec::new(), 0, None);
         for spec in specs {
             elements += spec.shape.iter().product::<usize>();
             names.push(spec.name.clone());
+            made.get_or_insert(Made::of(spec));
         }
         let span = self.region.add(names[0].clone(), elements * self.element.bytes());
-        self.sources.push(Source { span, fill: Fill::Elements(names) });
+        let made = made.expect("a stack has tensors");
+        self.sources.push(Source { span, fill: Fill::Elements(names), made });
+        span
+    }
+
+    fn plain_gain(&mut self, spec: &Spec) -> Span {
+        let span = self.one(spec);
+        self.sources.last_mut().expect("just added").made = Made::PLAIN_GAIN;
         span
     }
 
@@ -403,7 +418,8 @@ impl Builder {
         let names: Vec<String> = specs.into_iter().map(|spec| spec.name.clone()).collect();
         let bytes = count * matrix.elements(self.order) * self.element.bytes();
         let span = self.region.add(names[0].clone(), bytes);
-        self.sources.push(Source { span, fill: Fill::Matrices { names, matrix, count } });
+        let made = Made::matrix(matrix.columns);
+        self.sources.push(Source { span, fill: Fill::Matrices { names, matrix, count }, made });
         span
     }
 
@@ -417,16 +433,16 @@ impl Builder {
         self.stack([spec])
     }
 
-    fn wide(&mut self, spec: &Spec) -> Span {
+    fn wide(&mut self, spec: &Spec, made: Made) -> Span {
         let span = self.region.array::<f32>(spec.name.clone(), spec.shape.iter().product());
-        self.sources.push(Source { span, fill: Fill::Wide(vec![spec.name.clone()]) });
+        self.sources.push(Source { span, fill: Fill::Wide(vec![spec.name.clone()]), made });
         span
     }
 
     fn constant<T: bytemuck::Pod>(&mut self, label: &str, values: &[T]) -> Span {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let span = self.region.add(label, bytes.len());
-        self.sources.push(Source { span, fill: Fill::Bytes(bytes.to_vec()) });
+        self.sources.push(Source { span, fill: Fill::Bytes(bytes.to_vec()), made: Made::NOTHING });
         span
     }
 
@@ -462,9 +478,9 @@ impl Builder {
                     input: self
                         .matrix(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a], |matrix| matrix),
                     conv: self.one(&w.conv1d),
-                    a_log: self.wide(&w.a_log),
-                    dt_bias: self.wide(&w.dt_bias),
-                    norm: self.one(&w.norm),
+                    a_log: self.wide(&w.a_log, Made::A_LOG),
+                    dt_bias: self.wide(&w.dt_bias, Made::DT_BIAS),
+                    norm: self.plain_gain(&w.norm),
                     output: self.matrix(&[&w.out_proj], Matrix::cut),
                 }),
                 TokenMixer::Sparse(w) => MixerWeights::Sparse(SparseWeights {

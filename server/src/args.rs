@@ -15,7 +15,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use settings::Settings;
-pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, Pieces, Switch};
+pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, LoadFrom, Pieces, Switch};
 
 /// A decode runtime for Qwen3.8-Flash-Next.
 #[derive(Debug, Parser)]

@@ -13,7 +13,7 @@ use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Opened, Progress};
 use runtime::probe::{self, LogitsRequest};
-use runtime::receipts::{self, CheckOptions, Receipt};
+use runtime::receipts::{self, Receipt};
 use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use demo::demo;
@@ -33,9 +33,10 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     };
     let chosen = args.run.choose()?;
     note(chosen.opening(&args.model));
-    let (place, element, context) = (chosen.place, chosen.element, args.context.context);
-    let logits =
-        probe::logits(&args.model, place, element, context, &request, &mut told()).map_err(engine_failure)?;
+    let Chosen { place, element, load, .. } = chosen;
+    let context = args.context.context;
+    let logits = probe::logits(&args.model, place, element, load, context, &request, &mut told())
+        .map_err(engine_failure)?;
 
     let bytes: Vec<u8> = logits.data.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensor = TensorView::new(Dtype::F32, vec![logits.positions, logits.vocab], &bytes)
@@ -74,9 +75,8 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let chosen = args.run.choose()?;
     note(chosen.opening(&args.model));
-    let Chosen { place, element, .. } = chosen;
-    let options = CheckOptions { place, element, cases: args.cases, seed: args.seed };
-    let receipts = receipts::check(&args.model, &options).map_err(engine_failure)?;
+    let receipts =
+        receipts::check(&args.model, &chosen.receipts(args.cases, args.seed)).map_err(engine_failure)?;
     let mut out = Output::stdout();
     receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
     out.finish()?;

@@ -8,6 +8,7 @@ mod memory;
 mod model;
 mod rig;
 mod streams;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -27,11 +28,12 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 8] = [
+const GROUPS: [Group; 9] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
     ("model", Needs::Device, model::TESTS),
+    ("tools", Needs::Device, tools::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("code", Needs::Compiler, code::TESTS),
     ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),

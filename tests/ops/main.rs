@@ -16,6 +16,8 @@ mod layer;
 mod linear;
 mod ngram;
 mod numerics;
+mod random;
+mod read;
 mod residual;
 mod router;
 mod rows;

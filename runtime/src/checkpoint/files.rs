@@ -51,6 +51,11 @@ pub(super) struct Files {
 }
 
 impl Files {
+    /// No files.
+    pub(super) fn none() -> Self {
+        Self { files: Vec::new(), tensors: HashMap::new() }
+    }
+
     /// Opens the folder's weight files, reads their headers and compares them with the index.
     pub(super) fn open(dir: &Path) -> Result<Self, LoadError> {
         let index_path = dir.join(INDEX);

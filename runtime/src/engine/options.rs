@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use graph::Bank;
 use kernels::numerics::ElementType;
-use kernels::tiles::Order;
 use planner::{ClassId, Limits, Slab, State};
 
 use super::{Engine, RoundCounts, warm};
@@ -13,7 +12,7 @@ use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::MemoryPlan;
-use crate::open::{OpenModel, Opened, Progress};
+use crate::open::{Load, OpenModel, Opened, Progress};
 use crate::place::Place;
 use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
@@ -35,6 +34,8 @@ pub struct EngineOptions {
     pub place: Place,
     /// Element type of activations, weights and caches.
     pub element: ElementType,
+    /// Where the weights come from.
+    pub load: Load,
     /// Whether decode rounds are captured and replayed.
     pub graphs: bool,
     /// The cache classes; requests name one by its number.
@@ -81,6 +82,7 @@ impl Default for EngineOptions {
         EngineOptions {
             place: Place::Host,
             element: ElementType::Bf16,
+            load: Load::Checkpoint,
             graphs: true,
             classes: vec![Class::default()],
             page_memory: None,
@@ -213,12 +215,25 @@ pub fn open(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
+    open_opened(Opened::with(dir, options.element, options.place.order(), options.load)?, options, progress)
+}
+
+/// As [`open`], of a folder whose files were checked.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_opened(
+    opened: Opened,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<OpenEngine, Error> {
     let device = options.place.open(options.element, options.poison)?;
     progress(Progress::Device(device.describe()));
-    let opened = Opened::new(dir, options.element, Order::of(&device))?;
     let sizes = Sizes::new(&opened, options)?;
     opened.unused().into_iter().for_each(&mut *progress);
-    progress(Progress::Plan(sizes.memory_plan(&opened)));
+    let plan = sizes.memory_plan(&opened);
+    progress(Progress::Plan(plan.clone()));
+    plan.check(device.free_bytes())?;
     let Sizes { options, layouts, limits } = sizes;
 
     let state = State::new(

@@ -6,10 +6,15 @@ use std::path::Path;
 use clap::Args;
 use kernels::numerics::ElementType;
 use runtime::engine::{Class, EngineOptions};
+use runtime::open::Load;
 use runtime::place::Place;
+use runtime::receipts::CheckOptions;
 
-use super::{ByteSize, Device, Dtype, Switch};
+use super::{ByteSize, Device, Dtype, LoadFrom, Switch};
 use crate::failure::Failure;
+
+/// The seed of dummy weights.
+const DUMMY_SEED: u64 = 1;
 
 /// Where and how exactly.
 #[derive(Debug, Args)]
@@ -24,6 +29,15 @@ pub(crate) struct RunArgs {
     /// Precision of the arithmetic.
     #[arg(long, env = "ROUNDHOUSE_DTYPE", value_enum, default_value = "bf16")]
     pub(crate) dtype: Dtype,
+
+    /// Where the weights come from: checkpoint, or dummy: random ones of the shape that config.json says, to
+    /// measure and try; no weight file is needed.
+    #[arg(long, env = "ROUNDHOUSE_LOAD", value_enum, default_value = "checkpoint")]
+    pub(crate) load: LoadFrom,
+
+    /// With --load dummy: only the first N layers; all of them if not given.
+    #[arg(long, env = "ROUNDHOUSE_LAYERS", value_name = "N", allow_negative_numbers = true)]
+    pub(crate) layers: Option<u32>,
 }
 
 /// How long.
@@ -87,6 +101,7 @@ pub(crate) struct EngineArgs {
 pub(crate) struct Chosen {
     pub(crate) place: Place,
     pub(crate) element: ElementType,
+    pub(crate) load: Load,
     /// Why it is this device.
     pub(crate) why: String,
 }
@@ -95,7 +110,7 @@ impl RunArgs {
     /// Decides where to run.
     ///
     /// # Errors
-    /// The device that was asked for does not run the dtype.
+    /// The device that was asked for does not run the dtype, or layers are counted of a checkpoint.
     pub(crate) fn choose(&self) -> Result<Chosen, Failure> {
         let element = self.dtype.element();
         let asked = |place| (place, "asked for with --device".to_string());
@@ -108,14 +123,28 @@ impl RunArgs {
             Device::Cuda(ordinal) => asked(Place::Cuda(ordinal)),
         };
         place.runs(element).map_err(Failure::input)?;
-        Ok(Chosen { place, element, why })
+        let layers = self.layers.map(|layers| layers as usize);
+        let load = match (self.load, layers) {
+            (LoadFrom::Dummy, layers) => Load::Dummy { layers, seed: DUMMY_SEED },
+            (LoadFrom::Checkpoint, None) => Load::Checkpoint,
+            (LoadFrom::Checkpoint, Some(layers)) => {
+                let why = "a checkpoint is opened whole; add --load dummy, or leave --layers out";
+                return Err(Failure::Input(format!("--layers {layers}: {why}")));
+            }
+        };
+        Ok(Chosen { place, element, load, why })
     }
 }
 
 impl Chosen {
+    /// What receipts need to know.
+    pub(crate) fn receipts(&self, cases: u32, seed: u64) -> CheckOptions {
+        CheckOptions { place: self.place, element: self.element, load: self.load, cases, seed }
+    }
+
     /// The note before a model is opened.
     pub(crate) fn opening(&self, model: &Path) -> impl fmt::Display {
-        let Chosen { place, element, why } = self;
+        let Chosen { place, element, why, .. } = self;
         format!("loading {} on the {place} device in {} ({why})", model.display(), element.name())
     }
 }
@@ -127,6 +156,7 @@ impl EngineArgs {
         EngineOptions {
             place: chosen.place,
             element: chosen.element,
+            load: chosen.load,
             graphs: self.graphs.is_on(),
             classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
             page_memory: self.memory.map(|size| size.0),

@@ -20,6 +20,12 @@ pub(crate) enum Dtype {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum LoadFrom {
+    Checkpoint,
+    Dummy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Switch {
     On,
     Off,

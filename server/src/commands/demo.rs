@@ -40,7 +40,7 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     played?;
     out.print(&summary(&play.told, &play.handle.stats()));
 
-    let receipt = receipts::graph_equals_eager(&model, chosen.place, chosen.element);
+    let receipt = receipts::graph_equals_eager(&model, &chosen.receipts(2, 7));
     let receipt = receipt.map_err(engine_failure)?;
     out.print(&format!("receipt    {receipt}\n"));
     out.finish()?;

@@ -93,3 +93,16 @@ fn help_and_version_are_good_ends() {
     let version = run(bare().arg("--version")).good();
     assert_eq!(version.stdout, format!("roundhouse {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+#[test]
+fn dummy_weights_need_no_weight_file_and_layers_need_dummy_weights() {
+    generate(&["--ids", "1", "--layers", "2"]).refused(&["--layers 2", "--load dummy"]);
+    generate(&["--ids", "1", "--load", "nothing"]).refused(&["--load", "nothing", "checkpoint", "dummy"]);
+    generate(&["--ids", "1", "--load", "dummy", "--layers", "9"]).refused(&["--layers 9", "8 layers"]);
+    let line = ["--ids", "1,2,3", "--max-tokens", "4", "--ignore-eos", "--load", "dummy"];
+    let some = generate(&[&line[..], &["--layers", "2"]].concat()).good();
+    assert!(some.stderr.contains("random weights for 2 of 8 layers"), "{}", some.stderr);
+    let mut one = binary("generate");
+    let set = run(one.args(line).env("ROUNDHOUSE_LAYERS", "2")).good();
+    assert_eq!(set.stdout, some.stdout);
+}
