@@ -58,11 +58,14 @@ pub struct Args {
     pub zero: u32,
 }
 
+/// Heads of a block of the CUDA twin.
+pub(crate) const HEADS: u32 = 4;
+
 impl<E: Element> Kernel for GatedNorm<E> {
     type Args = Args;
     const NAME: &'static str = "gated_norm";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::GATE, Self::NAME, 64);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::GATE, Self::NAME, HEADS * 32);
 
     fn check(args: &Args) -> Result<(), String> {
         if args.rows == 0 || args.heads == 0 || args.width == 0 {
@@ -82,7 +85,7 @@ impl<E: Element> Kernel for GatedNorm<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::plane(args.rows as usize, args.heads as usize)
+        Grid::plane(args.rows as usize, args.heads.div_ceil(HEADS) as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

@@ -21,6 +21,7 @@ use crate::source;
 /// Shapes     R, n: `[rows, streams, hidden]` elements; gain: `[streams, hidden]` elements;
 ///            p: `[2, rows, hidden]` f32; inject: `[rows, streams]` f32
 /// Effects    writes R in place (if p) and all of n (if gain). The rounded R feeds the norm.
+/// CUDA       streams at most 10240 wide
 /// Source     MODEL: hyper-connections, write-back merged with the norm of the next block
 pub struct Residual<E>(PhantomData<E>);
 
@@ -48,11 +49,14 @@ pub struct Args {
     pub eps: f32,
 }
 
+/// Threads of a block of the CUDA twin.
+pub(crate) const THREADS: u32 = 320;
+
 impl<E: Element> Kernel for Residual<E> {
     type Args = Args;
     const NAME: &'static str = "residual";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::RESIDUAL, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::RESIDUAL, Self::NAME, THREADS);
 
     fn check(args: &Args) -> Result<(), String> {
         if args.rows == 0 || args.count == 0 || args.hidden == 0 {

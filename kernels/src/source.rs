@@ -100,6 +100,7 @@ macro_rules! includes {
 const INCLUDES: &[(&str, &str)] = includes![
     "attention.cuh",
     "common.cuh",
+    "few.cuh",
     "history.cuh",
     "matrix.cuh",
     "ptx.cuh",
@@ -196,6 +197,8 @@ mod tests {
             (HYPER.text, "DOWN_SLICES", hyper::DOWN_SLICES as u32),
             (HYPER.text, "UP_WARPS", hyper::UP_WARPS),
             (ATTEND.text, "HEADS", attend::HEADS),
+            (GATE.text, "HEADS", gate::HEADS),
+            (RESIDUAL.text, "THREADS", residual::THREADS),
         ];
         for (text, name, value) in constants {
             let line = format!("constexpr u32 {name} = {value};");
