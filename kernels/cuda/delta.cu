@@ -1,6 +1,11 @@
 // The twins of kernels/src/delta.rs, which holds the contracts. Both run the recurrence row by row: a block
 // holds some columns of one head's state in registers and takes a slot's rows in order. Key heads are at most
 // 256 wide; wider ones are left unwritten.
+//
+// Half of a block's warps hold the state; the other half make the next rows ready meanwhile. What a row sees of
+// the state and what it answers come from one pass over the state before the row changes it:
+// y = exp(g) * S^T q + (k . q) * d.
+#include "few.cuh"
 #include "ptx.cuh"
 #include "state.cuh"
 
@@ -17,119 +22,212 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_delta_step);
 static_assert(sizeof(Args) == ARGS_BYTES_delta_chunk);
 
+// Warps that hold the state, and as many that make rows ready.
 constexpr u32 WARPS = 4;
-// Values of the state that a lane holds, all of one column: runs of four.
-constexpr u32 RUNS = 8;
-// Rows that are made ready together.
-constexpr u32 BATCH = 8;
+// Values that a lane holds of each of its two columns: runs of four rows of the state.
+constexpr u32 RUNS = 4;
+// Rows of the launch per block, of which it takes the slots that begin there.
+constexpr u32 CHUNK_ROWS = 64;
 
-// Columns of the state per warp and per block, for keys of up to WIDTH: the lanes share out the columns' rows.
-template <u32 WIDTH> constexpr u32 COLUMNS = 32 * RUNS * 4 / WIDTH;
-template <u32 WIDTH> constexpr u32 TILE = WARPS * COLUMNS<WIDTH>;
+// For keys of up to WIDTH: rows that are made ready together, lanes that share a pair of columns, such pairs of
+// a warp, and columns of a block.
+template <u32 WIDTH> constexpr u32 BATCH = 1024 / WIDTH;
+template <u32 WIDTH> constexpr u32 PARTS = WIDTH / (RUNS * 4);
+template <u32 WIDTH> constexpr u32 PAIRS = 32 / PARTS<WIDTH>;
+template <u32 WIDTH> constexpr u32 TILE = WARPS * PAIRS<WIDTH> * 2;
 
-template <u32 WIDTH> struct Batch {
-    float q[BATCH][WIDTH], k[BATCH][WIDTH], v[BATCH][TILE<WIDTH>], beta[BATCH], decay[BATCH];
+template <u32 WIDTH> struct alignas(16) Batch {
+    static constexpr u32 ROWS = BATCH<WIDTH>;
+    float q[ROWS][WIDTH], k[ROWS][WIDTH], v[ROWS][TILE<WIDTH>], beta[ROWS], decay[ROWS], key_query[ROWS];
 };
 
-// x / |x| * scale, zero past its width. One warp.
-template <u32 WIDTH> __device__ void unit(const bf16* x, u32 width, float scale, float* to) {
-    float squares = 0.0f;
-    for (u32 j = lane_id(); j < width; j += 32) squares = add(squares, mul(widen(x[j]), widen(x[j])));
-    const float inverse = div(1.0f, root(add(warp_sum(squares), 1e-6f)));
-    for (u32 j = lane_id(); j < WIDTH; j += 32) to[j] = j < width ? mul(mul(widen(x[j]), inverse), scale) : 0.0f;
-}
+__device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
+// Makes rows ready, one warp a row: unit keys and queries, zero past their width, and what else a row brings.
 template <u32 WIDTH>
 __device__ void ready(const Args& a, Batch<WIDTH>& batch, u64 row, u32 count, u32 head, u32 tile) {
     const u32 k_head = head / (a.v_heads / a.k_heads), channels = 2 * a.k_heads * a.k_width + a.v_heads * a.v_width;
     const float scale = div(1.0f, root((float)a.k_width));
-    for (u32 i = warp_id(); i < count; i += WARPS) {
+    const float rate = -expf(a.a_log[head]), bias = a.dt_bias[head];
+    const u32 column = tile * TILE<WIDTH> + lane_id();
+    const bool mine = lane_id() < TILE<WIDTH> && column < a.v_width;
+    for (u32 i = warp_id() - WARPS; i < count; i += WARPS) {
         const bf16* const qkv = a.qkv + (row + i) * channels;
-        unit<WIDTH>(qkv + k_head * a.k_width, a.k_width, scale, batch.q[i]);
-        unit<WIDTH>(qkv + (a.k_heads + k_head) * a.k_width, a.k_width, 1.0f, batch.k[i]);
-        const u32 column = tile * TILE<WIDTH> + lane_id();
-        const bf16* const v = qkv + 2 * a.k_heads * a.k_width + head * a.v_width;
-        if (lane_id() < TILE<WIDTH>) batch.v[i][lane_id()] = column < a.v_width ? widen(v[column]) : 0.0f;
+        const bf16* const query = qkv + k_head * a.k_width;
+        const bf16* const key = query + a.k_heads * a.k_width;
+        const bf16* const x = a.x + (row + i) * a.stride;
+        const bool aligned = whole<4>(query, a.k_width) && whole<4>(key, a.k_width);
+        Few<4> q[WIDTH / 128], k[WIDTH / 128];
+#pragma unroll
+        for (u32 j = 0; j < WIDTH / 128; ++j) {
+            q[j] = load_few<4>(query, j * 128 + lane_id() * 4, a.k_width, aligned);
+            k[j] = load_few<4>(key, j * 128 + lane_id() * 4, a.k_width, aligned);
+        }
+        const float v = mine ? widen(qkv[2 * a.k_heads * a.k_width + head * a.v_width + column]) : 0.0f;
+        const float open = widen(x[a.beta_at + head]), fade = widen(x[a.decay_at + head]);
+        float qq = 0.0f, kk = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < WIDTH / 128; ++j)
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                qq = add(qq, mul(q[j].value[e], q[j].value[e]));
+                kk = add(kk, mul(k[j].value[e], k[j].value[e]));
+            }
+        const float q_inverse = div(1.0f, root(add(warp_sum(qq), 1e-6f)));
+        const float k_inverse = div(1.0f, root(add(warp_sum(kk), 1e-6f)));
+        float key_query = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < WIDTH / 128; ++j)
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                const u32 at = j * 128 + lane_id() * 4 + e;
+                const float qn = mul(mul(q[j].value[e], q_inverse), scale), kn = mul(k[j].value[e], k_inverse);
+                batch.q[i][at] = qn;
+                batch.k[i][at] = kn;
+                key_query = fused(qn, kn, key_query);
+            }
+        key_query = warp_sum(key_query);
+        if (lane_id() < TILE<WIDTH>) batch.v[i][lane_id()] = v;
         if (lane_id() == 0) {
-            const bf16* const x = a.x + (row + i) * a.stride;
-            const float g = mul(-expf(a.a_log[head]), softplus(add(widen(x[a.decay_at + head]), a.dt_bias[head])));
-            batch.beta[i] = sigmoid(widen(x[a.beta_at + head]));
-            batch.decay[i] = exp_of(g);
+            batch.beta[i] = sigmoid(open);
+            batch.decay[i] = exp_of(mul(rate, softplus(add(fade, bias))));
+            batch.key_query[i] = key_query;
         }
     }
 }
 
-// The sum over the lanes that share a column.
-template <u32 WIDTH> __device__ __forceinline__ float column_sum(const float (&parts)[4]) {
-    float sum = add(add(parts[0], parts[1]), add(parts[2], parts[3]));
+struct alignas(8) Two {
+    float first, second;
+};
+
+// The state's values of one lane: RUNS * 4 rows of two columns.
+template <u32 WIDTH> struct Held {
+    static constexpr u32 STEP = WIDTH / RUNS;
+    float value[RUNS][4][2];
+
+    // Run r of a lane is rows r * STEP + part * 4 .. + 3 of the state.
+    static __device__ u32 part() { return lane_id() / PAIRS<WIDTH> * 4; }
+    // The lane's first column, in the tile.
+    static __device__ u32 column() { return (warp_id() * PAIRS<WIDTH> + lane_id() % PAIRS<WIDTH>) * 2; }
+
+    // Reads or writes the values that exist; `stored` is the lane's first column of row 0.
+    template <bool WRITE> __device__ __forceinline__ void move(float* stored, u32 k_width, u32 v_width, u32 columns) {
+        const bool both = columns == 2 && v_width % 2 == 0 && ((u64)stored & 7) == 0;
 #pragma unroll
-    for (u32 apart = COLUMNS<WIDTH>; apart < 32; apart *= 2) sum = add(sum, __shfl_xor_sync(WHOLE_WARP, sum, apart));
-    return sum;
+        for (u32 i = 0; i < RUNS * 4; ++i) {
+            const u32 k = i / 4 * STEP + part() + i % 4;
+            if (k >= k_width || columns == 0) continue;
+            float(&held)[2] = value[i / 4][i % 4];
+            float* const at = stored + (u64)k * v_width;
+            if (both) {
+                if (WRITE) *(Two*)at = Two{held[0], held[1]};
+                else held[0] = ((const Two*)at)->first, held[1] = ((const Two*)at)->second;
+            } else {
+                if (WRITE) at[0] = held[0];
+                else held[0] = at[0];
+                if (columns == 1) continue;
+                if (WRITE) at[1] = held[1];
+                else held[1] = at[1];
+            }
+        }
+    }
+};
+
+// One row: changes the state, and returns y of one of the lane's columns in the lanes that `answers` says.
+template <u32 WIDTH>
+__device__ __forceinline__ float recur(Held<WIDTH>& state, const Batch<WIDTH>& batch, u32 row, u32 in_tile) {
+    constexpr u32 STEP = WIDTH / RUNS;
+    const float decay = batch.decay[row], beta = batch.beta[row];
+    float k[RUNS][4], seen[2][2] = {}, out[2][2] = {};
+#pragma unroll
+    for (u32 r = 0; r < RUNS; ++r) {
+        const u32 at = r * STEP + state.part();
+        const Quad keys = *(const Quad*)&batch.k[row][at], queries = *(const Quad*)&batch.q[row][at];
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) {
+            k[r][e] = __uint_as_float(keys.word[e]);
+            const float q = __uint_as_float(queries.word[e]);
+#pragma unroll
+            for (u32 c = 0; c < 2; ++c) {
+                seen[c][e % 2] = fused(state.value[r][e][c], k[r][e], seen[c][e % 2]);
+                out[c][e % 2] = fused(state.value[r][e][c], q, out[c][e % 2]);
+            }
+        }
+    }
+    // Each sum ends in the lanes whose bit 4 says which of the two it is and whose bit 3 of which column.
+    const bool second = lane_id() & 16, right = lane_id() & 8;
+    float sums[2];
+#pragma unroll
+    for (u32 c = 0; c < 2; ++c) {
+        const float s = add(seen[c][0], seen[c][1]), o = add(out[c][0], out[c][1]);
+        sums[c] = add(second ? o : s, __shfl_xor_sync(WHOLE_WARP, second ? s : o, 16));
+    }
+    float sum = add(right ? sums[1] : sums[0], __shfl_xor_sync(WHOLE_WARP, right ? sums[0] : sums[1], 8));
+#pragma unroll
+    for (u32 apart = PAIRS<WIDTH>; apart < 8; apart *= 2) sum = add(sum, __shfl_xor_sync(WHOLE_WARP, sum, apart));
+    float fresh[2];
+#pragma unroll
+    for (u32 c = 0; c < 2; ++c) {
+        const float total = __shfl_sync(WHOLE_WARP, sum, c * 8 + lane_id() % PAIRS<WIDTH>);
+        fresh[c] = mul(sub(batch.v[row][in_tile + c], mul(decay, total)), beta);
+    }
+#pragma unroll
+    for (u32 r = 0; r < RUNS; ++r)
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e)
+#pragma unroll
+            for (u32 c = 0; c < 2; ++c)
+                state.value[r][e][c] = fused(k[r][e], fresh[c], mul(state.value[r][e][c], decay));
+    return fused(batch.key_query[row], right ? fresh[1] : fresh[0], mul(decay, sum));
 }
 
-template <u32 WIDTH> __device__ __forceinline__ void recur(const Args& a, u32 run) {
-    __shared__ Batch<WIDTH> batch;
-    // Run i of a lane is rows i * STEP + part .. + 3 of the state.
-    constexpr u32 STEP = WIDTH / RUNS, SHARED = COLUMNS<WIDTH>;
+// The rows of a slot, the first of which is `first`.
+template <u32 WIDTH> __device__ __forceinline__ void take_slot(const Args& a, u64 first, u32 run, u32 slot) {
+    __shared__ Batch<WIDTH> batches[2];
     const u32 tiles = ceil_div(a.v_width, TILE<WIDTH>), head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
-    const u32 part = lane_id() / SHARED * 4, in_tile = warp_id() * SHARED + lane_id() % SHARED;
-    const u32 column = tile * TILE<WIDTH> + in_tile;
-    const u64 first = a.rows.first + blockIdx.y;
-    const bool live = column < a.v_width;
-    float* const stored =
-        a.state.slot<float>(a.rows.facts[first].slot) + (u64)head * a.k_width * a.v_width + column;
+    const bool holds = warp_id() < WARPS;
+    const u32 in_tile = Held<WIDTH>::column(), column = tile * TILE<WIDTH> + in_tile;
+    const u32 columns = holds && column < a.v_width ? least(2, a.v_width - column) : 0;
+    float* const stored = a.state.slot<float>(slot) + (u64)head * a.k_width * a.v_width + column;
+    // Bit 3 of a lane says which of its columns it answers for; of the lanes with the same sum one does.
+    const u32 right = lane_id() / 8 % 2, answer = column + right;
+    const bool answers = columns > right && lane_id() / 16 == 1 && lane_id() % 8 < PAIRS<WIDTH>;
 
-    float state[RUNS][4];
-#pragma unroll
-    for (u32 i = 0; i < RUNS * 4; ++i) {
-        const u32 k = i / 4 * STEP + part + i % 4;
-        state[i / 4][i % 4] = live && k < a.k_width ? stored[(u64)k * a.v_width] : 0.0f;
-    }
-    for (u32 done = 0; done < run; done += BATCH) {
-        const u32 count = least(BATCH, run - done);
-        __syncthreads();
-        ready<WIDTH>(a, batch, first + done, count, head, tile);
-        __syncthreads();
+    Held<WIDTH> state = {};
+    if (holds) state.template move<false>(stored, a.k_width, a.v_width, columns);
+    else ready<WIDTH>(a, batches[0], first, least(BATCH<WIDTH>, run), head, tile);
+    __syncthreads();
+    for (u32 done = 0; done < run; done += BATCH<WIDTH>) {
+        const u32 turn = done / BATCH<WIDTH> % 2, count = least(BATCH<WIDTH>, run - done), next = done + count;
+        if (!holds) {
+            if (next < run) ready<WIDTH>(a, batches[1 - turn], first + next, least(BATCH<WIDTH>, run - next), head, tile);
+        } else {
 #pragma unroll 1
-        for (u32 row = 0; row < count; ++row) {
-            const float decay = batch.decay[row];
-            float seen[4] = {}, out[4] = {};
-#pragma unroll
-            for (u32 i = 0; i < RUNS; ++i)
-#pragma unroll
-                for (u32 e = 0; e < 4; ++e) {
-                    state[i][e] = mul(state[i][e], decay);
-                    seen[e] = add(seen[e], mul(state[i][e], batch.k[row][i * STEP + part + e]));
-                }
-            const float fresh = mul(sub(batch.v[row][in_tile], column_sum<WIDTH>(seen)), batch.beta[row]);
-#pragma unroll
-            for (u32 i = 0; i < RUNS; ++i)
-#pragma unroll
-                for (u32 e = 0; e < 4; ++e) {
-                    state[i][e] = add(state[i][e], mul(batch.k[row][i * STEP + part + e], fresh));
-                    out[e] = add(out[e], mul(state[i][e], batch.q[row][i * STEP + part + e]));
-                }
-            const float y = column_sum<WIDTH>(out);
-            if (live && part == 0) a.y[((first + done + row) * a.v_heads + head) * a.v_width + column] = narrow(y);
+            for (u32 row = 0; row < count; ++row) {
+                const float y = recur<WIDTH>(state, batches[turn], row, in_tile);
+                if (answers) a.y[((first + done + row) * a.v_heads + head) * a.v_width + answer] = narrow(y);
+            }
         }
+        __syncthreads();
     }
-    const u32 width = afresh(a.v_width);
-#pragma unroll
-    for (u32 i = 0; i < RUNS * 4; ++i) {
-        const u32 k = i / 4 * STEP + part + i % 4;
-        if (live && k < a.k_width) stored[(u64)k * width] = state[i / 4][i % 4];
+    if (holds) state.template move<true>(stored, a.k_width, afresh(a.v_width), columns);
+}
+
+// blockIdx.x: head and tile; blockIdx.y: `ROWS` rows, of which the block takes the slots that begin there.
+template <u32 ROWS> __device__ __forceinline__ void advance_slots(const Args& a) {
+    const u32 to = least((blockIdx.y + 1) * ROWS, a.rows.count);
+    for (u32 at = blockIdx.y * ROWS; at < to;) {
+        const u32 row = a.rows.first + at;
+        const Fact& fact = a.rows.facts[row];
+        if (fact.place == 0) {
+            const u32 run = a.rows.run(row);
+            if (a.k_width <= 128) take_slot<128>(a, row, run, fact.slot);
+            else if (a.k_width <= 256) take_slot<256>(a, row, run, fact.slot);
+        }
+        at += fact.count - fact.place;
     }
 }
 
-// blockIdx.x: head and tile; blockIdx.y: row. All but a slot's first row leave.
-__device__ __forceinline__ void advance_slot(const Args& a) {
-    const u32 row = a.rows.first + blockIdx.y;
-    if (a.rows.facts[row].place != 0) return;
-    const u32 run = a.rows.run(row);
-    if (a.k_width <= 128) recur<128>(a, run);
-    else if (a.k_width <= 256) recur<256>(a, run);
-}
+extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_step(Args a) { advance_slots<1>(a); }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) delta_step(Args a) { advance_slot(a); }
-
-extern "C" __global__ void __launch_bounds__(WARPS * 32) delta_chunk(Args a) { advance_slot(a); }
+extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_chunk(Args a) { advance_slots<CHUNK_ROWS>(a); }

@@ -60,6 +60,9 @@ pub struct DeltaChunk<E>(PhantomData<E>);
 /// Rows of a chunk: the prompt grid, so that a prompt may be cut at any multiple of it.
 pub const CHUNK: usize = PAGE;
 
+/// Rows of a block of the CUDA twin of [`DeltaChunk`], which takes the slots that begin there.
+pub(crate) const CHUNK_ROWS: u32 = 64;
+
 /// Arguments of [`DeltaStep`] and [`DeltaChunk`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -97,11 +100,11 @@ pub struct Args {
 }
 
 impl Args {
-    /// A block for some columns of a head's state (fewer if keys are wide), and every row.
-    fn grid(&self) -> Grid {
+    /// A block for some columns of a head's state (fewer if keys are wide), and every run of so many rows.
+    fn grid(&self, rows: u32) -> Grid {
         let columns = if self.k_width <= 128 { 32 } else { 16 };
         let tiles = self.v_width.div_ceil(columns);
-        Grid::plane((self.v_heads * tiles) as usize, self.rows.len())
+        Grid::plane((self.v_heads * tiles) as usize, self.rows.count.div_ceil(rows) as usize)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -127,14 +130,14 @@ impl<E: Element> Kernel for DeltaStep<E> {
     type Args = Args;
     const NAME: &'static str = "delta_step";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid()
+        args.grid(1)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -153,7 +156,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
     type Args = Args;
     const NAME: &'static str = "delta_chunk";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 256);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
@@ -161,7 +164,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
 
     fn grid(args: &Args) -> Grid {
         // The chunks of a slot follow each other, so they are not an axis.
-        args.grid()
+        args.grid(CHUNK_ROWS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

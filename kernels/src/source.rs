@@ -199,6 +199,7 @@ mod tests {
             (ATTEND.text, "HEADS", attend::HEADS),
             (GATE.text, "HEADS", gate::HEADS),
             (RESIDUAL.text, "THREADS", residual::THREADS),
+            (DELTA.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
         ];
         for (text, name, value) in constants {
             let line = format!("constexpr u32 {name} = {value};");
