@@ -1,11 +1,13 @@
-// The twin of kernels/src/attend.rs, which holds the contract. One block per row and up to 16 query heads of one
-// key/value head; heads are at most 256 wide, wider ones are left unwritten.
+// The twins of kernels/src/attend.rs and kernels/src/attend/parts.rs, which hold the contracts. A block takes a
+// row and up to 16 query heads of one key/value head; heads are at most 256 wide, wider ones are left unwritten.
 //
-// A row's positions are taken 128 at a time, in order. Weights are kept relative to the largest score so far,
+// A row's positions are taken a span at a time, in order. Weights are kept relative to the largest score so far,
 // and what was summed is scaled when a larger one appears. Weights enter the sum of values as the sum of two
-// bf16, so that they keep 16 bits. Positions without a page, and blocks past the row, are skipped.
+// bf16, so that they keep 16 bits. Positions without a page, and blocks past the row, are skipped. The keys of a
+// span are on their way while the values of the span before it are summed, and the other way round.
 #include "attention.cuh"
-#include "matrix.cuh"
+#include "few.cuh"
+#include "ptx.cuh"
 
 struct Args {
     RowRange rows;
@@ -18,48 +20,162 @@ struct Args {
 };
 static_assert(sizeof(Args) == ARGS_BYTES_attend);
 
+struct PartArgs {
+    RowRange rows;
+    Projection projection;
+    const bf16* q;
+    const u32* chosen;
+    Pages pages;
+    float* sums;
+    float* marks;
+    u32 top, zero;
+};
+static_assert(sizeof(PartArgs) == ARGS_BYTES_attend_part);
+
+struct JoinArgs {
+    RowRange rows;
+    Projection projection;
+    const float* sums;
+    const float* marks;
+    Pages pages;
+    bf16* out;
+    u32 top, zero;
+};
+static_assert(sizeof(JoinArgs) == ARGS_BYTES_attend_join);
+
 constexpr u32 WARPS = 8;
 constexpr u32 HEADS = 16;
-constexpr u32 SPAN = WARPS * 16;
-constexpr u32 COLUMNS = 32;
+constexpr u32 SPAN = 64;
+// Columns of a head at most, of a warp, and from one staged row to the next.
+constexpr u32 WIDTH = 256;
+constexpr u32 COLUMNS = WIDTH / WARPS;
+constexpr u32 PITCH = WIDTH + 8;
+// Columns of a block of `attend_join`.
+constexpr u32 JOINED = 128;
+
+extern __shared__ Quad pool[];
 
 struct Shared {
-    // The keys of the span's positions, null where there is none.
-    const bf16* keys[SPAN];
+    // The keys of two spans' positions in turn, null where there is none.
+    const bf16* keys[2][SPAN];
     float scores[HEADS][SPAN + 4];
     bf16 high[HEADS][SPAN + 8], low[HEADS][SPAN + 8];
     float largest[HEADS], sum[HEADS], factor[HEADS];
 };
 
-// The scores of this warp's 16 positions of the span.
-__device__ void score(const Args& a, Shared& s, const bf16* q, u32 heads, u32 width) {
-    const u32 g = lane_id() / 4, t = lane_id() % 4, at = warp_id() * 16;
-    const bf16* const low[1] = {q + (u64)least(g, heads - 1) * width};
-    const bf16* const high[1] = {q + (u64)least(g + 8, heads - 1) * width};
-    const bf16* const keys[2] = {s.keys[at + g], s.keys[at + 8 + g]};
-    const bool mine = aligned16(low[0]) && aligned16(high[0]) && aligned16(keys[0]) && aligned16(keys[1]);
-    float sums[1][2][4] = {};
-    add_units<1, 2, false>(sums, low, high, keys, 0, ceil_div(width, UNIT), width,
-                    __all_sync(WHOLE_WARP, mine && width % 8 == 0));
+// What a row attends to.
+struct Sight {
+    u32 blocks, in_blocks, count;
+
+    __device__ Sight(const Fact& fact, u32 ratio, u32 top) {
+        blocks = (fact.position + 1) / ratio;
+        in_blocks = least(top, blocks) * ratio;
+        count = in_blocks + (fact.position + 1) % ratio;
+    }
+};
+
+// How many spans a row can have.
+__device__ u32 spans(u32 ratio, u32 top) { return ceil_div(top * ratio + ratio - 1, SPAN); }
+
+// One key/value head of one row.
+struct Line {
+    const Fact& fact;
+    const u32* chosen;
+    const Pages& pages;
+    Sight sight;
+    u32 kv_head;
+    bool aligned;
+
+    __device__ Line(const Fact& fact, const u32* chosen, const Pages& pages, u32 top, u32 kv_head)
+        : fact(fact), chosen(chosen), pages(pages), sight(fact, pages.ratio, top), kv_head(kv_head),
+          aligned(aligned16(pages.base) && pages.stride % 16 == 0 && pages.width % 8 == 0) {}
+
+    // The keys of the row's position number `at`, null if there are none.
+    __device__ const bf16* keys(u32 at) const {
+        const u32 ratio = pages.ratio;
+        const bool in_block = at < sight.in_blocks;
+        const u32 block = in_block ? chosen[at / ratio] : sight.blocks;
+        const u32 position = block * ratio + (in_block ? at % ratio : at - sight.in_blocks);
+        if (at >= sight.count || block > sight.blocks || position > fact.position) return nullptr;
+        const bf16* const page = pages.page(fact.slot, position);
+        return page ? page + ((u64)(position % PAGE) * pages.kv_heads + kv_head) * pages.width : nullptr;
+    }
+
+    // Starts the copy of a span's keys, or of what lies `offset` elements behind them. Columns up to the next
+    // multiple of 16 are zero.
+    __device__ void stage(bf16* to, const bf16* const (&keys)[SPAN], u64 offset) const {
+        const u32 width = pages.width, chunks = ceil_div(width, 16) * 2;
+        for (u32 i = threadIdx.x; i < SPAN * chunks; i += WARPS * 32) {
+            const u32 at = i % chunks * 8;
+            const bf16* const from = keys[i / chunks] ? keys[i / chunks] + offset + at : nullptr;
+            bf16* const place = to + i / chunks * PITCH + at;
+            if (aligned) {
+                const bool live = from && at < width;
+                copy_async(place, live ? (const void*)from : pages.base, live);
+            } else {
+                for (u32 e = 0; e < 8; ++e) place[e] = from && at + e < width ? from[e] : bf16{0};
+            }
+        }
+    }
+};
+
+// Two neighbouring elements of a row; zero past its end, and if there is no row.
+__device__ __forceinline__ u32 two(const bf16* row, u32 at, u32 width, bool even) {
+    if (!row || at >= width) return 0;
+    if (even) return *(const u32*)(row + at);
+    return row[at].bits | (at + 1 < width ? (u32)row[at + 1].bits << 16 : 0);
+}
+
+// The queries of all heads as the 16-row side of products over 16 columns each.
+struct Queries {
+    u32 word[WIDTH / 16][4];
+
+    __device__ Queries(const bf16* q, u32 heads, u32 width) {
+        const u32 g = lane_id() / 4, t = lane_id() % 4;
+        const bf16* const low = g < heads ? q + (u64)g * width : nullptr;
+        const bf16* const high = g + 8 < heads ? q + (u64)(g + 8) * width : nullptr;
+        const bool even = whole<2>(q, width);
+#pragma unroll
+        for (u32 i = 0; i < WIDTH / 16; ++i)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                word[i][half * 2] = two(low, i * 16 + half * 8 + t * 2, width, even);
+                word[i][half * 2 + 1] = two(high, i * 16 + half * 8 + t * 2, width, even);
+            }
+    }
+};
+
+// The scores of this warp's 8 positions of the span.
+__device__ __forceinline__ void score(Shared& s, const bf16* keys, const Queries& q, u32 width) {
+    const u32 g = lane_id() / 4, t = lane_id() % 4, at = warp_id() * 8;
+    const bf16* const key = keys + (at + g) * PITCH + t * 2;
+    // Even and odd products apart: two shorter chains.
+    float sums[2][4] = {};
+#pragma unroll
+    for (u32 i = 0; i < WIDTH / 16; ++i)
+        if (i * 16 < width)
+            mma(sums[i % 2], q.word[i][0], q.word[i][1], q.word[i][2], q.word[i][3], *(const u32*)(key + i * 16),
+                *(const u32*)(key + i * 16 + 8));
     const float scale = root((float)width);
-    for (u32 i = 0; i < 8; ++i)
-        s.scores[g + i % 4 / 2 * 8][at + i / 4 * 8 + t * 2 + i % 2] = div(sums[0][i / 4][i % 4], scale);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) s.scores[g + i / 2 * 8][at + t * 2 + i % 2] = div(add(sums[0][i], sums[1][i]), scale);
 }
 
 // Weights of two heads from the scores of a span.
-__device__ void weigh(Shared& s) {
+__device__ __forceinline__ void weigh(Shared& s, const bf16* const (&keys)[SPAN]) {
+#pragma unroll
     for (u32 head = warp_id() * 2; head < warp_id() * 2 + 2; ++head) {
         const float before = s.largest[head];
         float largest = before;
         for (u32 i = lane_id(); i < SPAN; i += 32)
-            if (s.keys[i] && s.scores[head][i] > largest) largest = s.scores[head][i];
+            if (keys[i] && s.scores[head][i] > largest) largest = s.scores[head][i];
         for (u32 apart = 16; apart > 0; apart /= 2) {
             const float other = __shfl_xor_sync(WHOLE_WARP, largest, apart);
             largest = other > largest ? other : largest;
         }
         float sum = 0.0f;
         for (u32 i = lane_id(); i < SPAN; i += 32) {
-            const float weight = s.keys[i] ? exp_of(sub(s.scores[head][i], largest)) : 0.0f;
+            const float weight = keys[i] ? exp_of(sub(s.scores[head][i], largest)) : 0.0f;
             const bf16 high = narrow(weight);
             s.high[head][i] = high;
             s.low[head][i] = narrow(sub(weight, widen(high)));
@@ -72,97 +188,194 @@ __device__ void weigh(Shared& s) {
             s.largest[head] = largest;
             s.sum[head] = add(mul(s.sum[head], factor), sum);
         }
-        __syncwarp();
-    }
-}
-
-// Four columns of a position's values as two words, zero where there is none.
-__device__ __forceinline__ void load_values(u32 (&words)[2], const bf16* keys, u64 values, u32 column, u32 width) {
-    words[0] = words[1] = 0;
-    if (!keys) return;
-    const bf16* const from = keys + values + column;
-    if (((u64)from & 7) == 0 && column + 4 <= width) {
-        const u64 both = *(const u64*)from;
-        words[0] = (u32)both;
-        words[1] = (u32)(both >> 32);
-    } else {
-        for (u32 i = 0; i < 4; ++i)
-            if (column + i < width) words[i / 2] |= (u32)from[i].bits << 16 * (i % 2);
     }
 }
 
 // Adds the weighted values of a span, columns `first ..` of 32; lane g owns columns first + 4g .. + 3.
-__device__ void add_values(Shared& s, float (&means)[4][4], u64 values, u32 first, u32 width) {
+__device__ __forceinline__ void add_values(Shared& s, float (&means)[4][4], const bf16* values, u32 first) {
     const u32 g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
     for (u32 i = 0; i < 16; ++i) means[i / 4][i % 4] = mul(means[i / 4][i % 4], s.factor[g + i % 4 / 2 * 8]);
-#pragma unroll 2
+#pragma unroll
     for (u32 at = 0; at < SPAN; at += 16) {
-        u32 v[4][2];
+        Packed<4> v[4];
+#pragma unroll
         for (u32 i = 0; i < 4; ++i)
-            load_values(v[i], s.keys[at + t * 2 + i % 2 + i / 2 * 8], values, first + g * 4, width);
+            v[i] = *(const Packed<4>*)(values + (at + t * 2 + i % 2 + i / 2 * 8) * PITCH + first + g * 4);
         const auto weights = [&](bf16(&from)[HEADS][SPAN + 8], u32 head, u32 position) {
             return *(const u32*)&from[head][at + position + t * 2];
         };
+        const u32 high[4] = {weights(s.high, g, 0), weights(s.high, g + 8, 0), weights(s.high, g, 8),
+                             weights(s.high, g + 8, 8)};
+        const u32 low[4] = {weights(s.low, g, 0), weights(s.low, g + 8, 0), weights(s.low, g, 8),
+                            weights(s.low, g + 8, 8)};
+#pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             // Column c of two positions in one register.
             const u32 pick = c % 2 ? 0x7632 : 0x5410;
-            const u32 b0 = __byte_perm(v[0][c / 2], v[1][c / 2], pick);
-            const u32 b1 = __byte_perm(v[2][c / 2], v[3][c / 2], pick);
-            mma(means[c], weights(s.high, g, 0), weights(s.high, g + 8, 0), weights(s.high, g, 8),
-                weights(s.high, g + 8, 8), b0, b1);
-            mma(means[c], weights(s.low, g, 0), weights(s.low, g + 8, 0), weights(s.low, g, 8),
-                weights(s.low, g + 8, 8), b0, b1);
+            const u32 b0 = __byte_perm(v[0].word[c / 2], v[1].word[c / 2], pick);
+            const u32 b1 = __byte_perm(v[2].word[c / 2], v[3].word[c / 2], pick);
+            mma(means[c], high[0], high[1], high[2], high[3], b0, b1);
+            mma(means[c], low[0], low[1], low[2], low[3], b0, b1);
         }
     }
 }
 
-// blockIdx.x: row; blockIdx.y: key/value head and tile of its query heads.
-extern "C" __global__ void __launch_bounds__(WARPS * 32) attend(Args a) {
-    __shared__ Shared s;
-    const Pages& pages = a.pages;
-    const u32 width = pages.width, q_heads = a.projection.q_heads, group = q_heads / pages.kv_heads;
-    if (width > WARPS * COLUMNS) return;
-    const u32 tiles = ceil_div(group, HEADS), kv_head = blockIdx.y / tiles, tile = blockIdx.y % tiles;
-    const u32 head = kv_head * group + tile * HEADS, heads = least(HEADS, group - tile * HEADS);
-    const u64 row = a.rows.first + blockIdx.x;
-    const Fact& fact = a.rows.facts[row];
-    const u32* const chosen = a.chosen + row * a.top;
-    const bf16* const q = a.q + (row * q_heads + head) * width;
-
-    const u32 blocks = (fact.position + 1) / pages.ratio, in_blocks = least(a.top, blocks) * pages.ratio;
-    const u32 count = in_blocks + (fact.position + 1) % pages.ratio;
-    const u32 first = warp_id() * COLUMNS;
-    float means[4][4] = {};
+// Weighs and sums the row's positions number `from .. to`, at least one. Heads of `s` hold what the weights sum
+// up to, and `means` the weighted values: value i of this thread is that of head `head_of(i)`, column
+// `column_of(i)`.
+__device__ __forceinline__ void sum_up(Shared& s, const Line& line, const bf16* q, u32 heads, u32 from, u32 to,
+                                       float (&means)[4][4]) {
+    const u32 width = line.pages.width, first = warp_id() * COLUMNS;
+    const u64 values_at = line.pages.key_elements();
+    bf16* const keys = (bf16*)pool;
+    bf16* const values = keys + SPAN * PITCH;
+    const auto locate = [&](u32 turn, u32 from) {
+        const u32 i = threadIdx.x;
+        if (i < SPAN) s.keys[turn][i] = from + i < to ? line.keys(from + i) : nullptr;
+    };
+    const Queries queries(q, heads, width);
     if (threadIdx.x < HEADS) {
         s.largest[threadIdx.x] = -infinity();
         s.sum[threadIdx.x] = 0.0f;
     }
-    for (u32 from = 0; from < count; from += SPAN) {
+    locate(0, from);
+    __syncthreads();
+    line.stage(keys, s.keys[0], 0);
+    copy_commit();
+    line.stage(values, s.keys[0], values_at);
+    copy_commit();
+    for (u32 turn = 0; from < to; from += SPAN, turn = 1 - turn) {
+        const bool more = from + SPAN < to;
+        if (more) locate(1 - turn, from + SPAN);
+        copy_wait<1>();
         __syncthreads();
-        for (u32 i = threadIdx.x; i < SPAN; i += WARPS * 32) {
-            const u32 at = from + i;
-            const u32 block = at < in_blocks ? chosen[at / pages.ratio] : blocks;
-            const u32 position = block * pages.ratio + (at < in_blocks ? at % pages.ratio : at - in_blocks);
-            const bool live = at < count && block <= blocks && position <= fact.position;
-            const bf16* const keys = live ? pages.page(fact.slot, position) : nullptr;
-            const u64 in_page = ((u64)(position % PAGE) * pages.kv_heads + kv_head) * width;
-            s.keys[i] = keys ? keys + in_page : nullptr;
-        }
+        score(s, keys, queries, width);
         __syncthreads();
-        score(a, s, q, heads, width);
+        if (more) line.stage(keys, s.keys[1 - turn], 0);
+        copy_commit();
+        weigh(s, s.keys[turn]);
+        copy_wait<1>();
         __syncthreads();
-        weigh(s);
+        if (first < width) add_values(s, means, values, first);
         __syncthreads();
-        if (first < width) add_values(s, means, pages.key_elements(), first, width);
+        if (more) line.stage(values, s.keys[1 - turn], values_at);
+        copy_commit();
     }
+}
+__device__ __forceinline__ u32 head_of(u32 i) { return lane_id() / 4 + i % 4 / 2 * 8; }
+__device__ __forceinline__ u32 column_of(u32 i) {
+    return warp_id() * COLUMNS + (lane_id() % 4 * 2 + i % 2) * 4 + i / 4;
+}
+
+// The query heads of a block: `count` from `first` on.
+struct Heads {
+    u32 kv_head, first, count;
+
+    __device__ Heads(u32 index, u32 q_heads, u32 kv_heads) {
+        const u32 group = q_heads / kv_heads, tiles = ceil_div(group, HEADS), tile = index % tiles;
+        kv_head = index / tiles;
+        first = kv_head * group + tile * HEADS;
+        count = least(HEADS, group - tile * HEADS);
+    }
+};
+
+// blockIdx.x: row; blockIdx.y: key/value head and tile of its query heads.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
+    __shared__ Shared s;
+    const u32 width = a.pages.width, q_heads = a.projection.q_heads;
+    if (width > WIDTH) return;
+    const Heads heads(blockIdx.y, q_heads, a.pages.kv_heads);
+    const u64 row = a.rows.first + blockIdx.x;
+    const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
+    float means[4][4] = {};
+    sum_up(s, line, a.q + (row * q_heads + heads.first) * width, heads.count, 0, line.sight.count, means);
+
     const bf16* const x = a.projection.row(row);
-    const u32 g = lane_id() / 4, t = lane_id() % 4;
     for (u32 i = 0; i < 16; ++i) {
-        const u32 at = g + i % 4 / 2 * 8, column = first + (t * 2 + i % 2) * 4 + i / 4;
-        if (at >= heads || column >= width) continue;
-        const float gate = sigmoid(widen(x[a.projection.gate_at(pages, head + at) + column]));
+        const u32 at = head_of(i), column = column_of(i);
+        if (at >= heads.count || column >= width) continue;
+        const float gate = sigmoid(widen(x[a.projection.gate_at(a.pages, heads.first + at) + column]));
         const float mean = r16(div(means[i / 4][i % 4], s.sum[at]));
-        a.out[(row * q_heads + head + at) * width + column] = narrow(mul(mean, gate));
+        a.out[(row * q_heads + heads.first + at) * width + column] = narrow(mul(mean, gate));
     }
+}
+
+// blockIdx.x: row; blockIdx.y: span, key/value head and tile of its query heads. Spans past the row's leave.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs a) {
+    __shared__ Shared s;
+    const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
+    if (width > WIDTH) return;
+    const Heads heads(blockIdx.y / most, q_heads, a.pages.kv_heads);
+    const u32 span = blockIdx.y % most, from = span * SPAN;
+    const u64 row = a.rows.first + blockIdx.x;
+    const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
+    const u32 count = line.sight.count;
+    if (from >= count) return;
+    float means[4][4] = {};
+    sum_up(s, line, a.q + (row * q_heads + heads.first) * width, heads.count, from, least(from + SPAN, count), means);
+
+    const auto part = [&](u32 head) { return (row * q_heads + heads.first + head) * most + span; };
+    // A thread holds runs of four columns.
+    const bool quads = width % 4 == 0 && aligned16(a.sums);
+#pragma unroll
+    for (u32 run = 0; run < 4; ++run) {
+        const u32 head = head_of(run), column = column_of(run);
+        if (head >= heads.count) continue;
+        float* const to = a.sums + part(head) * width + column;
+        Quad quad;
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) quad.word[c] = __float_as_uint(means[c][run]);
+        if (quads && column < width) *(Quad*)to = quad;
+        for (u32 c = 0; !quads && c < 4; ++c)
+            if (column + c < width) to[c] = means[c][run];
+    }
+    if (threadIdx.x < heads.count) {
+        float* const marks = a.marks + part(threadIdx.x) * 2;
+        marks[0] = s.largest[threadIdx.x];
+        marks[1] = s.sum[threadIdx.x];
+    }
+}
+
+// One warp per row, query head and run of columns. blockIdx.x: row; blockIdx.y: head and run.
+extern "C" __global__ void __launch_bounds__(32) attend_join(JoinArgs a) {
+    const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
+    const u32 runs = ceil_div(width, JOINED), head = blockIdx.y / runs, lane = lane_id();
+    const u32 column = blockIdx.y % runs * JOINED + lane * 4;
+    const u64 row = a.rows.first + blockIdx.x, line = row * q_heads + head;
+    const bf16* const gates = a.projection.row(row) + a.projection.gate_at(a.pages, head);
+    const Few<4> gate = load_few<4>(gates, column, width, whole<4>(gates, width));
+    const u32 count = ceil_div(Sight(a.rows.facts[row], a.pages.ratio, a.top).count, SPAN);
+    const float* const marks = a.marks + line * most * 2;
+    const float* const sums = a.sums + line * most * width + column;
+    const bool quads = width % 4 == 0 && aligned16(a.sums) && column < width;
+
+    float largest = -infinity();
+    for (u32 i = lane; i < count; i += 32) largest = marks[i * 2] > largest ? marks[i * 2] : largest;
+    for (u32 apart = 16; apart > 0; apart /= 2) {
+        const float other = __shfl_xor_sync(WHOLE_WARP, largest, apart);
+        largest = other > largest ? other : largest;
+    }
+    float total = 0.0f, mean[4] = {};
+    for (u32 from = 0; from < count; from += 32) {
+        const bool mine = from + lane < count;
+        const float factor = mine ? exp_of(sub(marks[(from + lane) * 2], largest)) : 0.0f;
+        const float sum = mine ? mul(factor, marks[(from + lane) * 2 + 1]) : 0.0f;
+        const u32 here = least(32, count - from);
+#pragma unroll 8
+        for (u32 i = 0; i < here; ++i) {
+            const float* const part = sums + (u64)(from + i) * width;
+            const float weight = __shfl_sync(WHOLE_WARP, factor, i);
+            total = add(total, __shfl_sync(WHOLE_WARP, sum, i));
+            Quad quad = {};
+            if (quads) quad = *(const Quad*)part;
+            for (u32 c = 0; !quads && c < 4; ++c)
+                if (column + c < width) quad.word[c] = __float_as_uint(part[c]);
+#pragma unroll
+            for (u32 c = 0; c < 4; ++c) mean[c] = add(mean[c], mul(weight, __uint_as_float(quad.word[c])));
+        }
+    }
+    for (u32 c = 0; c < 4; ++c)
+        if (column + c < width)
+            a.out[line * width + column + c] = narrow(mul(r16(div(mean[c], total)), sigmoid(gate.value[c])));
 }

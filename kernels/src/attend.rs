@@ -1,4 +1,7 @@
-//! Sparse attention: each row over the blocks it chose and its tail.
+//! Sparse attention: each row over the blocks it chose and its tail. Prompts take a row in one launch
+//! ([`Attend`]); decode rounds, whose rows are few, take it in [`parts`].
+
+pub mod parts;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -63,14 +66,22 @@ pub struct Args {
 /// Rows that see all their positions and are computed together.
 const BUNDLE: usize = 8;
 
-/// Query heads of a block of the CUDA twin.
+/// Query heads of a block of the CUDA twins.
 pub(crate) const HEADS: u32 = 16;
+
+/// Positions that a twin takes at a time, and the widest head.
+pub(crate) const SPAN: usize = 64;
+pub(crate) const WIDTH: usize = 256;
+
+/// Threads of a block of the twins, and its shared memory: keys and values of a span.
+const THREADS: u32 = 256;
+const SHARED: u32 = (2 * SPAN * (WIDTH + 8) * size_of::<bf16>()) as u32;
 
 impl<E: Element> Kernel for Attend<E> {
     type Args = Args;
     const NAME: &'static str = "attend";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::ATTEND, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::ATTEND, Self::NAME, THREADS, SHARED);
 
     fn check(args: &Args) -> Result<(), String> {
         args.projection.check(args.rows, &args.pages)?;
@@ -81,9 +92,7 @@ impl<E: Element> Kernel for Attend<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        let kv_heads = args.pages.kv_heads;
-        let tiles = (args.projection.q_heads / kv_heads).div_ceil(HEADS);
-        Grid::plane(args.rows.len(), (kv_heads * tiles) as usize)
+        Grid::plane(args.rows.len(), head_tiles(&args.projection, &args.pages))
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -96,26 +105,10 @@ impl<E: Element> Kernel for Attend<E> {
         let x = projection.rows::<E>(memory, start, count)?;
         let chosen = memory.read(args.chosen.at(start * top), count * top)?;
 
-        let mut held = Vec::new();
-        for run in Run::all(*rows, memory)? {
-            let page = |&page| {
-                let keys = memory.read(pages.keys::<E>(page), pages.key_elements())?;
-                Ok((keys, memory.read(pages.values::<E>(page), pages.key_elements())?))
-            };
-            let table = pages.table(memory, run.slot, run.positions.end)?;
-            let cache = table.iter().map(page).collect::<Result<Vec<(&[E], &[E])>, Fault>>()?;
-            let mut seen = Vec::new();
-            for (i, position) in run.positions.enumerate() {
-                let row = run.row - start + i;
-                let row = Seen::new(&chosen[row * top..][..top], position, pages.ratio as usize);
-                seen.push(row.map_err(|why| memory.domain(format!("row {}: {why}", run.row + i)))?);
-            }
-            held.push((cache, seen));
-        }
-
+        let held = held::<E>(*rows, pages, chosen, top, memory)?;
         let mut out = out.chunks_exact_mut(q_width);
         let (mut jobs, mut work, mut row) = (Vec::new(), 0, 0);
-        for (cache, seen) in &held {
+        for Held { cache, seen } in &held {
             for bundle in bundles(seen) {
                 let mut outs: Vec<Vec<&mut [E]>> = (0..kv_heads).map(|_| Vec::new()).collect();
                 for out in out.by_ref().take(bundle.len()) {
@@ -132,6 +125,47 @@ impl<E: Element> Kernel for Attend<E> {
         spread::each(jobs, work, |job| job.run(projection, pages, q, x));
         Ok(())
     }
+}
+
+/// The blocks of a launch per row: tiles of at most [`HEADS`] query heads of one key/value head.
+fn head_tiles(projection: &Projection, pages: &Pages) -> usize {
+    let kv_heads = pages.kv_heads;
+    (kv_heads * (projection.q_heads / kv_heads).div_ceil(HEADS)) as usize
+}
+
+/// What the covered rows of one slot attend to.
+struct Held<'a, E> {
+    /// Keys and values by page.
+    cache: Vec<(&'a [E], &'a [E])>,
+    /// One per row.
+    seen: Vec<Seen>,
+}
+
+/// What the covered rows attend to, slot by slot. `chosen` begins with the first covered row.
+fn held<'a, E: Element>(
+    rows: RowRange,
+    pages: &Pages,
+    chosen: &[u32],
+    top: usize,
+    memory: &'a Access<'_>,
+) -> Result<Vec<Held<'a, E>>, Fault> {
+    let mut held = Vec::new();
+    for run in Run::all(rows, memory)? {
+        let page = |&page| {
+            let keys = memory.read(pages.keys::<E>(page), pages.key_elements())?;
+            Ok((keys, memory.read(pages.values::<E>(page), pages.key_elements())?))
+        };
+        let table = pages.table(memory, run.slot, run.positions.end)?;
+        let cache = table.iter().map(page).collect::<Result<Vec<(&[E], &[E])>, Fault>>()?;
+        let mut seen = Vec::new();
+        for (i, position) in run.positions.enumerate() {
+            let row = run.row - rows.start() + i;
+            let row = Seen::new(&chosen[row * top..][..top], position, pages.ratio as usize);
+            seen.push(row.map_err(|why| memory.domain(format!("row {}: {why}", run.row + i)))?);
+        }
+        held.push(Held { cache, seen });
+    }
+    Ok(held)
 }
 
 /// The positions that a row attends to.
@@ -204,17 +238,9 @@ impl<E: Element> Job<'_, E> {
 
         // The last row's spans hold everybody's positions; the first row's are common to all.
         let (common, last) = (self.seen[0].count, &self.seen[rows - 1]);
-        let mut weights = vec![0.0; last.count * lines];
-        let mut left = &mut weights[..];
-        for span in &last.spans {
-            let (scores, rest) = left.split_at_mut(span.len() * lines);
-            let keys = self.cache[span.start / PAGE].0;
-            let keys = Columns { matrix: keys, inner, from, to: from + width };
-            E::tile_run(Columns::all(&queries, width), keys, span.start % PAGE, scores);
-            left = rest;
-        }
-        let mut sums = vec![0.0; lines];
-        softmax(&mut weights, common, group, (width as f32).sqrt(), &mut sums);
+        let mut weights = dots(&queries, width, last, self.cache, inner, from);
+        let (mut largest, mut sums) = (vec![f32::NEG_INFINITY; lines], vec![0.0; lines]);
+        softmax(&mut weights, common, group, (width as f32).sqrt(), &mut largest, &mut sums);
 
         let mut means = vec![0.0; lines * width];
         let mut at = 0;
@@ -246,21 +272,49 @@ impl<E: Element> Job<'_, E> {
     }
 }
 
-/// Turns scores into weights and their sums. Line `l` sees positions `0..common + l / group`; what lies
-/// past them is left as nonsense.
+/// The products of every line of `queries` with the keys of every position that a row sees, columns
+/// `from..from + width` of rows of `inner`: `[position, line]`.
+fn dots<E: Element>(
+    queries: &[f32],
+    width: usize,
+    seen: &Seen,
+    cache: &[(&[E], &[E])],
+    inner: usize,
+    from: usize,
+) -> Vec<f32> {
+    let lines = queries.len() / width;
+    let mut dots = vec![0.0; seen.count * lines];
+    let mut left = &mut dots[..];
+    for span in &seen.spans {
+        let (dots, rest) = left.split_at_mut(span.len() * lines);
+        let keys = Columns { matrix: cache[span.start / PAGE].0, inner, from, to: from + width };
+        E::tile_run(Columns::all(queries, width), keys, span.start % PAGE, dots);
+        left = rest;
+    }
+    dots
+}
+
+/// Turns products into weights, and adds to the largest score and the sum of the weights of each line. Line `l`
+/// sees positions `0..common + l / group`; what lies past them is left as nonsense.
 #[multiversion(targets("x86_64+avx+avx2"))]
-fn softmax(scores: &mut [f32], common: usize, group: usize, root: f32, sums: &mut [f32]) {
+fn softmax(
+    scores: &mut [f32],
+    common: usize,
+    group: usize,
+    root: f32,
+    largest: &mut [f32],
+    sums: &mut [f32],
+) {
     let lines = sums.len();
     let unseen = |j: usize| (j + 1).saturating_sub(common) * group;
     scores.iter_mut().for_each(|score| *score /= root);
-    let mut largest = vec![f32::NEG_INFINITY; lines];
     for (j, scores) in scores.chunks_exact(lines).enumerate() {
-        for (score, largest) in scores.iter().zip(&mut largest).skip(unseen(j)) {
+        for (score, largest) in scores.iter().zip(&mut *largest).skip(unseen(j)) {
             *largest = if *score > *largest { *score } else { *largest };
         }
     }
     for scores in scores.chunks_exact_mut(lines) {
-        scores.iter_mut().zip(&largest).for_each(|(score, largest)| *score -= largest);
+        scores.iter_mut().zip(&*largest).for_each(|(score, largest)| *score -= largest);
     }
     // Over all lines at once: they may be few.
     scores.iter_mut().for_each(|score| *score = exp(*score));

@@ -1,4 +1,7 @@
-//! The index of sparse attention: pooled keys of complete blocks, and each row's choice of blocks.
+//! The index of sparse attention: pooled keys of complete blocks, and each row's choice of blocks. Prompts
+//! choose in one launch ([`IndexSelect`]); decode rounds, whose rows are few, choose in [`split`].
+
+pub mod split;
 
 use std::marker::PhantomData;
 
@@ -202,12 +205,7 @@ impl<E: Element> Kernel for IndexSelect<E> {
         let mut held = Vec::new();
         for run in Run::all(*rows, memory)? {
             let ring = memory.write(args.ring.slot::<E>(run.slot), PAGE * width)?;
-            for (i, fact) in run.facts.iter().enumerate() {
-                if fact.place as usize + PAGE >= fact.count as usize {
-                    let key = &x[(run.row - start + i) * stride + key_at..][..width];
-                    ring[fact.position as usize % PAGE * width..][..width].copy_from_slice(key);
-                }
-            }
+            keep_keys(&run, &x[(run.row - start) * stride + key_at..], stride, ring, width);
             let table = match run.positions.end / ratio > top {
                 true => pages.table(memory, run.slot, run.positions.end / ratio * ratio)?,
                 false => &[],
@@ -244,6 +242,17 @@ impl<E: Element> Kernel for IndexSelect<E> {
             }
         });
         Ok(())
+    }
+}
+
+/// Puts the raw keys of a run's rows into its slot's ring, if they are among the slot's last. `keys` begins
+/// with the first row's, and each is `stride` behind the one before it.
+fn keep_keys<E: Element>(run: &Run<'_>, keys: &[E], stride: usize, ring: &mut [E], width: usize) {
+    for (i, fact) in run.facts.iter().enumerate() {
+        if fact.place as usize + PAGE >= fact.count as usize {
+            let entry = &mut ring[fact.position as usize % PAGE * width..][..width];
+            entry.copy_from_slice(&keys[i * stride..][..width]);
+        }
     }
 }
 

@@ -10,6 +10,8 @@
 //! partial sums of the last block are always *pending* ([`Body::pending`]).
 
 use graph::{Emission, Ptr, Result};
+use kernels::attend::parts;
+use kernels::index::split;
 use kernels::numerics::ElementType;
 use kernels::rope::Rotary;
 use kernels::state::RowRange;
@@ -352,36 +354,28 @@ impl<'a> Body<'a> {
                     zero: 0,
                 }
             )?;
-            launch!(
-                self.e,
-                element,
-                index::IndexSelect,
-                &index::SelectArgs {
-                    rows,
-                    projection,
-                    iq: b.index_queries,
-                    ring: lanes.part(ring),
-                    pages,
-                    chosen: b.chosen,
-                    top,
-                    zero: 0,
+            let (ring, zero) = (lanes.part(ring), 0);
+            let (iq, chosen, q, out) = (b.index_queries, b.chosen, b.queries, b.gated);
+            match self.shape.kind {
+                Kind::Prompt => {
+                    let args = index::SelectArgs { rows, projection, iq, chosen, ring, pages, top, zero };
+                    launch!(self.e, element, index::IndexSelect, &args)?;
+                    let args = attend::Args { rows, projection, q, chosen, pages, out, top, zero };
+                    launch!(self.e, element, attend::Attend, &args)?;
                 }
-            )?;
-            launch!(
-                self.e,
-                element,
-                attend::Attend,
-                &attend::Args {
-                    rows,
-                    projection,
-                    q: b.queries,
-                    chosen: b.chosen,
-                    pages,
-                    out: b.gated,
-                    top,
-                    zero: 0,
+                Kind::Decode => {
+                    let (scores, room, heads) = (b.scores, b.score_room as u32, projection.index_heads);
+                    let args = split::ScoreArgs { rows, iq, scores, pages, heads, top, room, zero };
+                    launch!(self.e, element, split::IndexScore, &args)?;
+                    let args = split::TopArgs { rows, projection, scores, chosen, ring, pages, top, room };
+                    launch!(self.e, element, split::IndexTop, &args)?;
+                    let (sums, marks) = (b.span_sums, b.span_marks);
+                    let args = parts::PartArgs { rows, projection, q, chosen, pages, sums, marks, top, zero };
+                    launch!(self.e, element, parts::AttendPart, &args)?;
+                    let args = parts::JoinArgs { rows, projection, sums, marks, pages, out, top, zero };
+                    launch!(self.e, element, parts::AttendJoin, &args)?;
                 }
-            )?;
+            }
         }
         self.linear_cut(b.gated, w.output, c.attention_width())
     }

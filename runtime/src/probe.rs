@@ -65,7 +65,13 @@ pub fn logits(
     let open = opened.load(&device, progress)?;
 
     let largest = plan.pieces.iter().copied().max().unwrap_or(1);
-    let limits = RoundLimits { rows: largest, picked_rows: largest, edits: largest / PAGE + 2 };
+    let limits = RoundLimits {
+        rows: largest,
+        picked_rows: largest,
+        decode_rows: 1,
+        context: request.ids.len(),
+        edits: largest / PAGE + 2,
+    };
     let pool = PagePool::new(&device, &layout, layout.pages_per_lane)?;
     let lanes = Lanes::new(&device, 0, Arc::new(layout), 1, pool)?;
     let runner = Runner::new(&device, open.model, open.weights, limits)?;

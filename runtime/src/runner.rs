@@ -81,6 +81,8 @@ impl Runner {
         let most = RoundLimits {
             rows: now.rows.max(limits.rows),
             picked_rows: now.picked_rows.max(limits.picked_rows),
+            decode_rows: now.decode_rows.max(limits.decode_rows),
+            context: now.context.max(limits.context),
             edits: now.edits.max(limits.edits),
         };
         if most != now {
@@ -97,10 +99,8 @@ impl Runner {
     /// When the table is larger than the buffers were made for: the caller plans within the limits.
     pub fn stage(&mut self, table: StagedTable<'_>) -> Result<()> {
         let limits = self.scratch.limits;
-        assert!(
-            table.rows.len() <= limits.rows && table.edits.len() <= limits.edits,
-            "a round past its limits"
-        );
+        let rows = if table.prompt.is_empty() { limits.decode_rows } else { limits.rows };
+        assert!(table.rows.len() <= rows && table.edits.len() <= limits.edits, "a round past its limits");
         assert_eq!(table.sampling.len(), table.rows.len(), "one set of options per row");
         assert!(table.prompt.is_empty() || table.prompt.len() == table.rows.len(), "one id per prompt row");
         let layout = self.scratch.buffers.table_layout;

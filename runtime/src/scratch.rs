@@ -1,9 +1,11 @@
 //! The buffers of a round: the staged table and the activations, at addresses that never move.
 
 use graph::{Arena, Device, Ptr, Region};
+use kernels::attend::parts;
 use kernels::hyper;
+use kernels::index::split;
 use kernels::numerics::{CUTS, ElementType};
-use kernels::table::{Fact, Outcome, Table, TableLayout};
+use kernels::table::{Fact, Outcome, PAGE, Table, TableLayout};
 
 use crate::config::{LayerKind, ModelConfig};
 
@@ -14,6 +16,10 @@ pub struct RoundLimits {
     pub rows: usize,
     /// Rows of a round that reach the head.
     pub picked_rows: usize,
+    /// Rows of a decode round.
+    pub decode_rows: usize,
+    /// Positions of the longest lane.
+    pub context: usize,
     /// Page edits of a round.
     pub edits: usize,
 }
@@ -67,6 +73,14 @@ pub struct Buffers {
     pub index_queries: Ptr<u8>,
     /// Chosen index blocks.
     pub chosen: Ptr<u32>,
+    /// Scores of a decode row's index blocks, f32.
+    pub scores: Ptr<f32>,
+    /// Room for scores of a row.
+    pub score_room: usize,
+    /// Weighted values of a decode row's spans, f32.
+    pub span_sums: Ptr<f32>,
+    /// Their largest scores and sums of weights, f32.
+    pub span_marks: Ptr<f32>,
     /// Partial sums `[2, rows, hidden]`, f32.
     pub partials: Ptr<f32>,
     /// Router logits, f32.
@@ -141,12 +155,16 @@ impl Buffers {
             None => (0, 0, 0),
         };
 
+        let top = c.indexer_budget / c.indexer_compress_ratio;
+        let score_room = split::room(limits.context.div_ceil(PAGE), c.indexer_compress_ratio);
+        let row_spans = c.num_attention_heads * parts::spans(c.indexer_compress_ratio, top);
+
         let mut region = Region::new();
         let table_layout = TableLayout::new(limits.rows, limits.edits);
         let table_base = region.add("staged table", table_layout.bytes).at::<u8>(base);
         let mut add =
             |label: &str, rows: usize, row_bytes: usize| region.add(label, rows * row_bytes).at::<u8>(base);
-        let (rows, picked) = (limits.rows, limits.picked_rows);
+        let (rows, picked, decode) = (limits.rows, limits.picked_rows, limits.decode_rows);
         let buffers = Buffers {
             table_layout,
             table: table_layout.at(table_base),
@@ -166,7 +184,11 @@ impl Buffers {
             gated: add("gated", rows, c.linear_value_width().max(c.attention_width()) * bytes),
             queries: add("queries", rows, c.attention_width() * bytes),
             index_queries: add("index queries", rows, c.indexer_n_heads * c.indexer_head_dim * bytes),
-            chosen: add("chosen blocks", rows, c.indexer_budget / c.indexer_compress_ratio * 4).cast(),
+            chosen: add("chosen blocks", rows, top * 4).cast(),
+            scores: add("index scores", decode, score_room * 4).cast(),
+            score_room,
+            span_sums: add("span sums", decode, row_spans * c.head_dim * 4).cast(),
+            span_marks: add("span marks", decode, row_spans * 2 * 4).cast(),
             partials: add("partials", rows, CUTS * c.hidden_size * 4).cast(),
             router: add("router", rows, (c.num_experts + 1) * 4).cast(),
             experts: add("chosen experts", rows, k * 4).cast(),

@@ -37,8 +37,10 @@ fn check<E: Element>(layer: &Layer<E>, round: &Round<E>, which: impl Fn(usize) -
             let scale = 1024.0 * f32::EPSILON as f64;
             let want: Vec<Want> =
                 (0..width).map(|c| Want { value: r16::<E>(mean(c)) * sigmoid(gate[c]), scale }).collect();
-            let got = &round.out[i][h * width..][..width];
-            close(&format!("out, slot {slot} position {position} head {h}"), got, &want, 2);
+            for (name, out) in [("out", &round.out), ("joined", &round.joined)] {
+                let got = &out[i][h * width..][..width];
+                close(&format!("{name}, slot {slot} position {position} head {h}"), got, &want, 2);
+            }
         }
     }
 }
@@ -110,6 +112,7 @@ fn same_row<E: Element>(label: &str, (a, i): (&Round<E>, usize), (b, j): (&Round
     same(label, &a.iq[i], &b.iq[j]);
     same(label, &a.chosen[i], &b.chosen[j]);
     same(label, &a.out[i], &b.out[j]);
+    same(label, &a.joined[i], &b.joined[j]);
 }
 
 #[test]
@@ -128,6 +131,16 @@ fn a_long_split_piece_equals_the_whole() {
         2200,
         &[1999, 2000, 2063, 2064, 2101],
     );
+}
+
+/// Rows of one span, of two, and of as many as the budget has, at the edges of a span.
+#[test]
+fn attention_at_the_edges_of_a_span() {
+    let shape = Shape { top: 33, positions: 260, ..SMALL };
+    let mut layer = Layer::<f32>::new(shape, 16);
+    let round = layer.round(&[(1, 0..260)]);
+    let edges = [61, 62, 63, 64, 65, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 190, 258, 259];
+    check(&layer, &round, |position| edges.contains(&position));
 }
 
 /// A decode row among others, whatever their lengths and its place, equals the row alone.

@@ -4,8 +4,10 @@
 use std::ops::Range;
 
 use graph::Ptr;
+use kernels::attend::parts::{self, AttendJoin, AttendPart};
 use kernels::attend::{self, Attend};
 use kernels::heads::{self, Heads, Projection};
+use kernels::index::split::{self, IndexScore, IndexTop};
 use kernels::index::{IndexPool, IndexSelect, PoolArgs, SelectArgs};
 use kernels::numerics::Element;
 use kernels::rope::{Rotary, frequencies};
@@ -72,6 +74,8 @@ pub(crate) struct Round<E> {
     pub(crate) iq: Vec<Vec<E>>,
     pub(crate) chosen: Vec<Vec<u32>>,
     pub(crate) out: Vec<Vec<E>>,
+    /// What the launches of decode rounds make of the same rows.
+    pub(crate) joined: Vec<Vec<E>>,
 }
 
 /// Rows of the round before the covered ones: no kernel may read or write them.
@@ -247,14 +251,35 @@ impl<E: Element> Layer<E> {
         let (q8, out8) = (q.cast(), out.cast());
         let args = attend::Args { rows, projection, q: q8, chosen, pages, out: out8, top, zero };
         self.scene.run::<Attend<E>>(&args);
+
+        let room = split::room(pages.capacity as usize, shape.ratio) + 3;
+        let spans = shape.q_heads * parts::spans(shape.ratio, shape.top);
+        let all = LEAD + count;
+        let scores = self.scene.output::<f32>("scores", all * room);
+        let top_chosen = self.scene.output::<u32>("chosen by scores", all * shape.top);
+        let sums = self.scene.output::<f32>("span sums", all * spans * shape.width);
+        let marks = self.scene.output::<f32>("span marks", all * spans * 2);
+        let joined = self.scene.output::<E>("joined", all * q_width);
+        let (room, heads) = (room as u32, shape.index_heads as u32);
+        let args = split::ScoreArgs { rows, iq: iq8, scores, pages, heads, top, room, zero };
+        self.scene.run::<IndexScore<E>>(&args);
+        let args = split::TopArgs { rows, projection, scores, chosen: top_chosen, ring, pages, top, room };
+        self.scene.run::<IndexTop<E>>(&args);
+        let args = parts::PartArgs { rows, projection, q: q8, chosen, pages, sums, marks, top, zero };
+        self.scene.run::<AttendPart<E>>(&args);
+        let args = parts::JoinArgs { rows, projection, sums, marks, pages, out: joined.cast(), top, zero };
+        self.scene.run::<AttendJoin<E>>(&args);
         self.check_pool(&before, pieces);
 
         let read_rows = |ptr: Ptr<E>, width: usize| self.rows_of(ptr, width, count);
+        let chosen = self.rows_of(chosen, shape.top, count);
+        assert_eq!(chosen, self.rows_of(top_chosen, shape.top, count), "the two ways to choose");
         let round = Round {
             q: read_rows(q, q_width),
             iq: read_rows(iq, iq_width),
-            chosen: self.rows_of(chosen, shape.top, count),
+            chosen,
             out: read_rows(out, q_width),
+            joined: read_rows(joined, q_width),
             rows: covered,
         };
         // What the host would do at the end of a round: the rotary positions become history.

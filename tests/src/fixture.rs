@@ -73,7 +73,13 @@ impl Fixture {
         let choices = checkpoint.config.vocab_size;
         let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
         let edits = size.rows / PAGE + 2 * size.slots + 2;
-        let limits = RoundLimits { rows: size.rows, picked_rows: size.rows, edits };
+        let limits = RoundLimits {
+            rows: size.rows,
+            picked_rows: size.rows,
+            decode_rows: size.slots,
+            context: size.context,
+            edits,
+        };
         let runner = Runner::new(device, model, loaded.arena, limits).expect("buffers fit");
         Fixture { runner, lanes, sampling: Sampling::default() }
     }

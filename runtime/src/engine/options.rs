@@ -157,7 +157,14 @@ impl Sizes {
         let rows = options.piece_rows as usize;
         let picked = (planner::GRAPH_ROWS as usize).min(rows);
         // A piece touches its own pages; a decode round at most one per row.
-        let limits = RoundLimits { rows: rows.max(picked), picked_rows: picked, edits: rows / 64 + picked };
+        let context = options.classes.iter().map(|class| class.context as usize).max().unwrap_or(0);
+        let limits = RoundLimits {
+            rows: rows.max(picked),
+            picked_rows: picked,
+            decode_rows: picked,
+            context,
+            edits: rows / 64 + picked,
+        };
         Ok(Sizes { options, layouts, limits })
     }
 
