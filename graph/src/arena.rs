@@ -78,6 +78,9 @@ impl Arena {
                 host.state.refuse_in_capture("a synchronous write")?;
                 host.state.healthy()?;
                 let mut memory = host.memory();
+                if memory.is_virtual() {
+                    return Ok(());
+                }
                 let target = memory.bytes_mut(to.address(), bytes.len());
                 target.expect("the range was checked").copy_from_slice(bytes);
                 Ok(())
@@ -94,6 +97,10 @@ impl Arena {
                 host.state.refuse_in_capture("a synchronous read")?;
                 host.state.healthy()?;
                 let memory = host.memory();
+                if memory.is_virtual() {
+                    let why = format!("`{}` is virtual and has no bytes", self.0.label);
+                    return Err(Error::Size { call: "read", why });
+                }
                 let bytes = memory.bytes(from.address(), count * size_of::<T>());
                 Ok(bytemuck::allocation::pod_collect_to_vec(bytes.expect("the range was checked")))
             }

@@ -137,14 +137,16 @@ impl Emission {
         &self.blocks[block..block + kernel.args_bytes]
     }
 
-    /// The digest of every entry in order: kernel, element, grid and argument bytes; addresses and sizes of
-    /// copies and fills.
+    /// The digest of every entry in order: of a launch all that either device is told, which is kernel,
+    /// element, twin, grid and argument bytes; of copies and fills addresses and sizes.
     pub fn digest(&self) -> Digest {
         let mut digest = Digester::new();
         for entry in &self.entries {
             match *entry {
                 Entry::Launch { kernel, grid, block } => {
                     digest.number(0).text(kernel.name).text(kernel.element);
+                    digest.number(kernel.twin.is_some().into());
+                    kernel.twin.iter().for_each(|twin| twin.hash(&mut digest));
                     digest.bytes(bytemuck::bytes_of(&grid.0)).bytes(self.block(kernel, block));
                 }
                 Entry::Copy { to, from, bytes } => {

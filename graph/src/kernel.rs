@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytemuck::Pod;
 
+use crate::digest::Digester;
 use crate::error::Fault;
 use crate::host::Access;
 
@@ -52,6 +53,15 @@ pub struct Twin {
     pub block: u32,
     /// Bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
+}
+
+impl Twin {
+    /// Adds all that a launch of it takes from here. A source is told by its name: a binary has each once.
+    pub(crate) fn hash(&self, digest: &mut Digester) {
+        // Taken apart, so that no field can be added and left out of digests.
+        let Twin { source, symbol, block, shared_bytes } = self;
+        digest.text(source.name).text(symbol).number((*block).into()).number((*shared_bytes).into());
+    }
 }
 
 /// A CUDA source file. It includes no CUDA header, only files of its own crate.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use bytemuck::{Pod, Zeroable};
 use graph::host::Access;
-use graph::{Digest, Emission, Error, Fault, Grid, Kernel, Ptr};
+use graph::{Digest, Emission, Error, Fault, Grid, Kernel, Ptr, Source, Twin};
 use proptest::prelude::*;
 
 use crate::rig::{Add, AddArgs, launch};
@@ -19,14 +19,22 @@ struct Blank {
 
 const BLANK: Blank = Blank { at: Ptr::new(0x7000), rest: [1, 2, 3, 4, 5, 6, 7, 8] };
 
+static SOURCE: Source = Source { name: "blank.cu", text: "", includes: &[] };
+static OTHER_SOURCE: Source = Source { name: "blanks.cu", text: "", includes: &[] };
+const TWIN: Twin = Twin { source: &SOURCE, symbol: "blank", block: 64, shared_bytes: 128 };
+
 /// Kernels that differ in one thing.
 macro_rules! kernel {
     ($kernel:ident, $name:literal, $element:literal, $grid:expr) => {
+        kernel!($kernel, $name, $element, $grid, None);
+    };
+    ($kernel:ident, $name:literal, $element:literal, $grid:expr, $twin:expr) => {
         struct $kernel;
         impl Kernel for $kernel {
             type Args = Blank;
             const NAME: &'static str = $name;
             const ELEMENT: &'static str = $element;
+            const TWIN: Option<Twin> = $twin;
             fn check(_: &Blank) -> Result<(), String> {
                 Ok(())
             }
@@ -47,6 +55,12 @@ kernel!(GridX, "blank", "f32", Grid([3, 3, 4]));
 kernel!(GridY, "blank", "f32", Grid([2, 2, 4]));
 kernel!(GridZ, "blank", "f32", Grid([2, 3, 5]));
 kernel!(GridTurned, "blank", "f32", Grid([4, 3, 2]));
+kernel!(WithTwin, "blank", "f32", Grid([2, 3, 4]), Some(TWIN));
+kernel!(TwinSource, "blank", "f32", Grid([2, 3, 4]), Some(Twin { source: &OTHER_SOURCE, ..TWIN }));
+kernel!(TwinSymbol, "blank", "f32", Grid([2, 3, 4]), Some(Twin { symbol: "blank2", ..TWIN }));
+kernel!(TwinBlock, "blank", "f32", Grid([2, 3, 4]), Some(Twin { block: 128, ..TWIN }));
+kernel!(TwinShared, "blank", "f32", Grid([2, 3, 4]), Some(Twin { shared_bytes: 64, ..TWIN }));
+kernel!(TwinTurned, "blank", "f32", Grid([2, 3, 4]), Some(Twin { block: 128, shared_bytes: 64, ..TWIN }));
 kernel!(NamedCopy, "copy", "", Grid([2, 3, 4]));
 kernel!(NoGroups, "none", "", Grid([2, 0, 1]));
 kernel!(TooTall, "tall", "", Grid::plane(1, 65_536));
@@ -133,6 +147,12 @@ fn any_difference_changes_the_digest() {
     add("grid y".into(), &launch::<GridY>(&BLANK));
     add("grid z".into(), &launch::<GridZ>(&BLANK));
     add("grid turned".into(), &launch::<GridTurned>(&BLANK));
+    add("a twin".into(), &launch::<WithTwin>(&BLANK));
+    add("a twin of another source".into(), &launch::<TwinSource>(&BLANK));
+    add("a twin of another symbol".into(), &launch::<TwinSymbol>(&BLANK));
+    add("a twin with more threads".into(), &launch::<TwinBlock>(&BLANK));
+    add("a twin with less shared memory".into(), &launch::<TwinShared>(&BLANK));
+    add("a twin with its numbers turned".into(), &launch::<TwinTurned>(&BLANK));
     add("a kernel named copy".into(), &launch::<NamedCopy>(&BLANK));
     add("copy".into(), &a_copy);
     add("copy, other way".into(), &copy(0x20, 0x10, 5));

@@ -174,12 +174,34 @@ fn fresh_memory_is_nan_even_where_something_was_before() {
 
 #[test]
 fn without_poison_fresh_memory_is_zero() {
-    let device = Device::host(HostOptions { memory_bytes: 1 << 20, poison: false });
+    let device = Device::host(HostOptions { memory_bytes: 1 << 20, poison: false, ..HostOptions::default() });
     for _ in 0..20 {
         let arena = device.arena("fresh", 4099).unwrap();
         assert_eq!(arena.read(arena.base(), 4099).unwrap(), [0u8; 4099]);
         arena.write(arena.base(), &[7u8; 4099]).unwrap();
     }
+}
+
+#[test]
+fn virtual_arenas_are_addresses_alone() {
+    let options = HostOptions { memory_bytes: 1 << 50, virtual_arenas: true, ..HostOptions::default() };
+    let device = Device::host(options);
+    let arena = device.arena("vast", 1 << 49).unwrap();
+    assert_eq!((device.used_bytes(), arena.bytes()), (1 << 49, 1 << 49));
+    let far: Ptr<u32> = arena.base().byte_add((1 << 49) - 8).cast();
+    arena.write(far, &[1u32; 2]).unwrap();
+    assert!(arena.write(far, &[1u32; 3]).is_err(), "ranges are checked all the same");
+    let text = arena.read(far, 2).expect_err("no bytes").to_string();
+    assert!(text.contains("`vast` is virtual"), "{text}");
+    let mut pinned = device.pinned("staged", 8).unwrap();
+    pinned.write(|bytes| bytes.fill(3));
+    assert!(pinned.read(|bytes| bytes.iter().all(|&byte| byte == 3)), "pinned memory is real");
+
+    let stream = device.stream();
+    stream.run(add(&arena, &arena, 4, 1), std::slice::from_ref(&arena)).unwrap();
+    let text = stream.synchronize().expect_err("nothing to add to").to_string();
+    assert!(text.contains("virtual `vast`"), "{text}");
+    assert!(device.arena("vaster", 1 << 51).is_err());
 }
 
 #[test]

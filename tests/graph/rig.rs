@@ -26,7 +26,7 @@ impl Rig {
 }
 
 pub(crate) fn device(memory_bytes: usize) -> Device {
-    Device::host(HostOptions { memory_bytes, poison: true })
+    Device::host(HostOptions { memory_bytes, ..HostOptions::default() })
 }
 
 /// Words on a device that start as zeros.

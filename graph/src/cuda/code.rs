@@ -46,13 +46,17 @@ pub enum Origin {
     Unkept(String),
 }
 
-/// What a kernel takes of a multiprocessor, as the log says it.
+/// What a kernel takes of a multiprocessor, as the compiler's log says it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// The kernel.
     pub symbol: String,
     /// Registers per thread.
     pub registers: u32,
+    /// Bytes of shared memory per block, beside what a launch adds.
+    pub shared_bytes: u32,
+    /// Bytes of local memory per thread: arrays that are indexed at run time, and spilled registers.
+    pub local_bytes: u32,
     /// Bytes of spill stores per thread.
     pub spill_stores: u32,
     /// Bytes of spill loads per thread.
@@ -73,6 +77,8 @@ impl Code {
             }
             let Some(kernel) = kernels.last_mut() else { continue };
             kernel.registers = before(line, " registers").unwrap_or(kernel.registers);
+            kernel.shared_bytes = before(line, " bytes smem").unwrap_or(kernel.shared_bytes);
+            kernel.local_bytes = before(line, " bytes stack frame").unwrap_or(kernel.local_bytes);
             kernel.spill_stores = before(line, " bytes spill stores").unwrap_or(kernel.spill_stores);
             kernel.spill_loads = before(line, " bytes spill loads").unwrap_or(kernel.spill_loads);
         }

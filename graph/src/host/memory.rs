@@ -37,17 +37,23 @@ struct Allocation {
     bytes: usize,
     label: String,
     place: Place,
-    /// What the system gave.
-    raw: NonNull<u8>,
-    /// The first byte in it that is aligned as device addresses are.
-    data: NonNull<u8>,
+    /// The bytes; none behind a virtual arena.
+    storage: Option<Storage>,
     /// How often the host has written it (pinned memory only).
     version: u64,
 }
 
+struct Storage {
+    /// What the system gave.
+    raw: NonNull<u8>,
+    layout: Layout,
+    /// The first byte in it that is aligned as device addresses are.
+    data: NonNull<u8>,
+}
+
 // SAFETY: `data` is owned by this value alone and only reached through `Memory`, which its device keeps
 // under a lock.
-unsafe impl Send for Allocation {}
+unsafe impl Send for Storage {}
 
 impl Memory {
     pub(crate) fn new(options: HostOptions) -> Self {
@@ -64,23 +70,22 @@ impl Memory {
             Error::Size { call: "allocation", why }
         };
         let layout = layout(bytes).ok_or_else(refused)?;
-        // SAFETY: the layout has a non-zero size.
-        let raw = unsafe { if self.options.poison { alloc(layout) } else { alloc_zeroed(layout) } };
-        let raw = NonNull::new(raw).ok_or_else(refused)?;
-        if self.options.poison {
-            // SAFETY: `raw` was just allocated with this size. With this or the zeros above, no slice ever
-            // shows uninitialised bytes.
-            unsafe { raw.as_ptr().write_bytes(POISON, layout.size()) };
-        }
-        // SAFETY: the layout has ALIGN bytes more than `bytes`, so the offset and what follows lie inside.
-        let data = unsafe { raw.add(raw.as_ptr().align_offset(ALIGN)) };
+        let storage = match place == Place::Device && self.options.virtual_arenas {
+            true => None,
+            false => Some(Storage::new(layout, self.options.poison).ok_or_else(refused)?),
+        };
         let address = self.next;
         self.next += (layout.size().next_multiple_of(ALIGN)) as u64 + GAP;
         if place == Place::Device {
             self.used += bytes;
         }
-        self.live.insert(address, Allocation { bytes, label: label.into(), place, raw, data, version: 0 });
+        self.live.insert(address, Allocation { bytes, label: label.into(), place, storage, version: 0 });
         Ok(address)
+    }
+
+    /// Whether arenas have no bytes.
+    pub(crate) fn is_virtual(&self) -> bool {
+        self.options.virtual_arenas
     }
 
     pub(crate) fn free(&mut self, address: u64) {
@@ -106,9 +111,11 @@ impl Memory {
     pub(super) fn locate(&self, address: u64, bytes: usize) -> Result<*mut u8, FaultKind> {
         if let Some((&base, allocation)) = self.live.range(..=address).next_back() {
             let offset = (address - base) as usize;
-            if offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes) {
+            if offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes)
+                && let Some(storage) = &allocation.storage
+            {
                 // SAFETY: offset + bytes lies inside the allocation.
-                return Ok(unsafe { allocation.data.as_ptr().add(offset) });
+                return Ok(unsafe { storage.data.as_ptr().add(offset) });
             }
         }
         Err(FaultKind::Address { address, bytes, near: self.near(address) })
@@ -159,8 +166,9 @@ impl Memory {
         if address == 0 {
             return "the null address".into();
         }
-        let live =
-            self.live.range(..=address).next_back().map(|(&base, a)| (base, a.bytes, &a.label, "live"));
+        let state = |a: &Allocation| if a.storage.is_some() { "live" } else { "virtual" };
+        let live = self.live.range(..=address).next_back();
+        let live = live.map(|(&base, a)| (base, a.bytes, &a.label, state(a)));
         let freed = self.freed.range(..=address).next_back().map(|(&base, (n, l))| (base, *n, l, "freed"));
         match live.into_iter().chain(freed).max_by_key(|near| near.0) {
             None => "below every allocation".into(),
@@ -178,10 +186,26 @@ fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(size, 16).ok()
 }
 
-impl Drop for Allocation {
+impl Storage {
+    fn new(layout: Layout, poison: bool) -> Option<Storage> {
+        // SAFETY: the layout has a non-zero size.
+        let raw = unsafe { if poison { alloc(layout) } else { alloc_zeroed(layout) } };
+        let raw = NonNull::new(raw)?;
+        if poison {
+            // SAFETY: `raw` was just allocated with this size. With this or the zeros above, no slice ever
+            // shows uninitialised bytes.
+            unsafe { raw.as_ptr().write_bytes(POISON, layout.size()) };
+        }
+        // SAFETY: the layout has ALIGN bytes more than it was asked for, so the offset and what follows lie
+        // inside.
+        let data = unsafe { raw.add(raw.as_ptr().align_offset(ALIGN)) };
+        Some(Storage { raw, layout, data })
+    }
+}
+
+impl Drop for Storage {
     fn drop(&mut self) {
-        let layout = layout(self.bytes).expect("it was allocated with this layout");
-        // SAFETY: allocated in `allocate` with the same layout, and freed nowhere else.
-        unsafe { dealloc(self.raw.as_ptr(), layout) };
+        // SAFETY: allocated in `new` with the same layout, and freed nowhere else.
+        unsafe { dealloc(self.raw.as_ptr(), self.layout) };
     }
 }

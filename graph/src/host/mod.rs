@@ -33,11 +33,14 @@ pub struct HostOptions {
     pub memory_bytes: usize,
     /// Whether fresh memory is filled with [`POISON`] instead of zeros.
     pub poison: bool,
+    /// Whether arenas are addresses with no bytes behind them, for emitting and capturing what will never
+    /// run: writes are lost, reads are refused, and work that touches one is a fault.
+    pub virtual_arenas: bool,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        HostOptions { memory_bytes: 1 << 40, poison: true }
+        HostOptions { memory_bytes: 1 << 40, poison: true, virtual_arenas: false }
     }
 }
 
