@@ -22,11 +22,26 @@ use tests::fixture::{Fixture, repository};
 use crate::{CHECKPOINT, fixture, ids};
 
 /// A round: what it is, its key, and the digest of its emission.
-struct Round {
-    what: String,
-    key: Key,
-    emission: Digest,
+pub(crate) struct Round {
+    pub(crate) what: String,
+    pub(crate) key: Key,
+    pub(crate) emission: Digest,
 }
+
+/// What may be forgotten in a key.
+pub(crate) const FAULTS: [(&str, fn(&mut Key)); 7] = [
+    ("kind", |key| key.kind = ""),
+    ("digests", |key| key.buffers.iter_mut().for_each(|buffers| buffers.digest = Digest::default())),
+    ("row counts", |key| key.buffers.iter_mut().for_each(|buffers| buffers.rows = 0)),
+    ("row counts but for their sum", |key| {
+        let rows = key.rows();
+        key.buffers.iter_mut().for_each(|buffers| buffers.rows = 0);
+        key.buffers[0].rows = rows;
+    }),
+    ("order", |key| key.buffers.sort_by_key(|buffers| (buffers.digest, buffers.rows))),
+    ("scratch", |key| key.scratch = 0),
+    ("weights", |key| key.weights = 0),
+];
 
 /// Adds rounds of many shapes over three slabs.
 fn collect(when: &str, runner: &Runner, slabs: &[&Lanes; 3], rounds: &mut Vec<Round>) {
@@ -102,7 +117,7 @@ fn work(fixture: &mut Fixture) {
 }
 
 /// Two rounds with equal keys and different emissions, if there are any once `fault` has changed the keys.
-fn unsound(rounds: &[Round], fault: impl Fn(&mut Key)) -> Option<[&Round; 2]> {
+pub(crate) fn unsound(rounds: &[Round], fault: impl Fn(&mut Key)) -> Option<[&Round; 2]> {
     let mut first: HashMap<Key, &Round> = HashMap::new();
     rounds.iter().find_map(|round| {
         let mut key = round.key.clone();
@@ -122,20 +137,7 @@ fn any_field_erased_from_the_key_makes_it_unsound() {
     let distinct: std::collections::HashSet<&Key> = rounds.iter().map(|round| &round.key).collect();
     assert_eq!((rounds.len(), distinct.len()), (6 * 90, 3 * 90));
 
-    let faults: [(&str, fn(&mut Key)); 7] = [
-        ("kind", |key| key.kind = ""),
-        ("digests", |key| key.buffers.iter_mut().for_each(|buffers| buffers.digest = Digest::default())),
-        ("row counts", |key| key.buffers.iter_mut().for_each(|buffers| buffers.rows = 0)),
-        ("row counts but for their sum", |key| {
-            let rows = key.rows();
-            key.buffers.iter_mut().for_each(|buffers| buffers.rows = 0);
-            key.buffers[0].rows = rows;
-        }),
-        ("order", |key| key.buffers.sort_by_key(|buffers| (buffers.digest, buffers.rows))),
-        ("scratch", |key| key.scratch = 0),
-        ("weights", |key| key.weights = 0),
-    ];
-    for (field, fault) in faults {
+    for (field, fault) in FAULTS {
         let [a, b] = unsound(&rounds, fault).unwrap_or_else(|| panic!("nothing needs {field} in the key"));
         assert_ne!(a.key, b.key, "only without {field}");
     }

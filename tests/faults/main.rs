@@ -5,6 +5,7 @@ mod engine;
 mod fences;
 mod keys;
 mod lanes;
+mod routes;
 mod state;
 
 use kernels::numerics::ElementType;

@@ -198,7 +198,8 @@ fn virtual_arenas_are_addresses_alone() {
     assert!(pinned.read(|bytes| bytes.iter().all(|&byte| byte == 3)), "pinned memory is real");
 
     let stream = device.stream();
-    stream.run(add(&arena, &arena, 4, 1), std::slice::from_ref(&arena)).unwrap();
+    let args = AddArgs { to: far, from: far, count: 2, value: 1 };
+    stream.run(launch::<Add>(&args), std::slice::from_ref(&arena)).unwrap();
     let text = stream.synchronize().expect_err("nothing to add to").to_string();
     assert!(text.contains("virtual `vast`"), "{text}");
     assert!(device.arena("vaster", 1 << 51).is_err());
