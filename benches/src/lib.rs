@@ -8,19 +8,15 @@ mod crowd;
 mod floor;
 mod meter;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kernels::numerics::ElementType;
 use runtime::engine::{Class, EngineOptions};
+use tests::fixture::repository;
 
 pub use crowd::{Crowd, prompt};
 pub use floor::{read_bytes_per_second, round_bytes};
 pub use meter::{Figure, Meter, Unit, measuring, note, spent_on};
-
-/// A path inside the repository.
-pub fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("benches is a folder of the repository").join(path)
-}
 
 /// The model that the project comes with.
 pub fn tiny() -> PathBuf {

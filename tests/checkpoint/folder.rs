@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use runtime::checkpoint::{Checkpoint, Dtype};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tests::fixture::repository;
 
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
@@ -17,11 +18,11 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const ORACLES: [&str; 5] = ["base_fp32", "base_bf16", "two_ple", "no_ple", "ratio2_oddheads"];
 
 pub(crate) fn oracle(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle/checkpoints").join(name)
+    repository("tests/oracle/checkpoints").join(name)
 }
 
 pub(crate) fn tiny() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny")
+    repository("models/tiny")
 }
 
 /// A tensor in memory.

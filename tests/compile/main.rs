@@ -44,7 +44,10 @@ struct Unit {
 
 fn main() -> ExitCode {
     let args = Arguments::from_args();
-    let lacks = code::version().err().map(|error| error.to_string());
+    let lacks = code::version().err().map(|error| {
+        eprintln!("{error}");
+        "NVRTC (the CUDA run-time compiler) is not usable".into()
+    });
     let units: &'static [Unit] = units().leak();
     let mut trials: Vec<Trial> =
         units.iter().map(|unit| trial(unit.name(), &lacks, || unit.check())).collect();

@@ -12,7 +12,10 @@ use graph::host::HostOptions;
 use graph::{Device, Digest, Emission, Entry, Grid, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
-use planner::{ClassId, LaneOutcome, Limits, Outcome, Request, RequestId, Slab, State, plan_round, settle};
+use planner::{
+    ClassId, Effect, Effects, LaneOutcome, Limits, Outcome, Reason, Request, RequestId, Slab, State,
+    plan_round, settle,
+};
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
@@ -102,6 +105,8 @@ struct World {
     slabs: Vec<Lanes>,
     random: Random,
     seen: Vec<Seen>,
+    finished: u32,
+    cancelled: u32,
 }
 
 /// A round that was emitted.
@@ -127,7 +132,8 @@ impl World {
         let classes = CLASSES.iter().map(class).collect();
         let checkpoint = Checkpoint::open(&dir).expect("a checkpoint");
         let random = Random::new(11);
-        World { fixture, checkpoint, element, classes, slabs: Vec::new(), random, seen: Vec::new() }
+        let (slabs, seen) = (Vec::new(), Vec::new());
+        World { fixture, checkpoint, element, classes, slabs, random, seen, finished: 0, cancelled: 0 }
     }
 
     /// A slab of so many slots, numbered after those there are.
@@ -158,10 +164,13 @@ impl World {
                 let class = ClassId(self.random.below(3) as u8);
                 let longest = [1, 5, 70, 150][self.random.below(4) as usize];
                 let (prompt, most) = (1 + self.random.below(longest), 1 + self.random.below(40));
-                state.arrive(Request { class, ..Request::text(RequestId(moment.into()), prompt, most) });
+                self.hear(
+                    state.arrive(Request { class, ..Request::text(RequestId(moment.into()), prompt, most) }),
+                );
             }
             if self.random.below(12) == 0 {
-                state.cancel(RequestId(self.random.below(moment + 1).into()));
+                let id = RequestId(moment.saturating_sub(self.random.below(40)).into());
+                self.hear(state.cancel(id));
             }
             if moment % 200 == 199 && self.slabs.len() < 6 {
                 let class = self.random.below(3) as u8;
@@ -179,9 +188,20 @@ impl World {
             let accepted = std::iter::repeat_n(1, round.samples().into()).collect();
             let answer = LaneOutcome { accepted, ended: None };
             let outcome = Outcome { lanes: round.lanes.iter().map(|_| answer.clone()).collect() };
-            settle(&mut state, &round, &outcome);
+            self.hear(settle(&mut state, &round, &outcome));
         }
+        assert!(self.finished > 40 && self.cancelled > 10, "{} and {}", self.finished, self.cancelled);
         self.seen
+    }
+
+    fn hear(&mut self, effects: Effects) {
+        for effect in effects {
+            match effect {
+                Effect::Finished { reason: Reason::Cancelled, .. } => self.cancelled += 1,
+                Effect::Finished { .. } => self.finished += 1,
+                _ => {}
+            }
+        }
     }
 
     /// Emits a round as planned; and where it has several slabs in another order, which no planner asks for.

@@ -1,12 +1,13 @@
 //! The n-gram hash against recorded vectors of the reference implementation: every id is exact.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kernels::hash::{NgramHash, NgramShape};
 use runtime::config::ModelConfig;
 use safetensors::SafeTensors;
 use serde_json::Value;
+use tests::fixture::repository;
 
 /// The published model.
 const FLASH_NEXT: NgramShape = NgramShape {
@@ -244,5 +245,5 @@ fn cases(kind: &str) -> Vec<Value> {
 }
 
 fn oracle() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle")
+    repository("tests/oracle")
 }

@@ -1,7 +1,7 @@
 //! A model opened on a host device with a few lanes, driven row by row: what model-level suites share.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use graph::host::HostOptions;
 use graph::{Device, Emission, Exec};
@@ -16,9 +16,19 @@ use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
 use runtime::weights::WeightPlan;
 
-/// A path inside the repository.
+/// A path inside the repository, or inside the archive that a packed program was extracted from: there it lies
+/// in a folder beside those of the data.
 pub fn repository(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of the repository").join(path)
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    let root = ROOT.get_or_init(|| {
+        let program = std::env::current_exe().ok();
+        let archive = program.as_deref().and_then(|program| program.parent()?.parent());
+        let archive = archive.filter(|archive| archive.join("tests/oracle/manifest.json").is_file());
+        let built =
+            || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests is a folder of the repository");
+        archive.unwrap_or_else(built).to_owned()
+    });
+    root.join(path)
 }
 
 /// A model with one slab of lanes.

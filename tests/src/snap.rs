@@ -1,6 +1,6 @@
 //! Compares a text with the one stored beside its suite; `UPDATE=1` stores it instead.
 
-use std::path::{Path, PathBuf};
+use crate::fixture::repository;
 
 /// Asserts that `text` equals `tests/SUITE/snap/NAME.txt`.
 ///
@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 ///
 /// On the first line that differs, and where there is no stored text.
 pub fn check(suite: &str, name: &str, text: &str) {
-    let path: PathBuf =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join(suite).join("snap").join(format!("{name}.txt"));
+    let path = repository("tests").join(suite).join("snap").join(format!("{name}.txt"));
     if std::env::var_os("UPDATE").is_some_and(|value| value == "1") {
         let folder = path.parent().expect("a snapshot lies in a folder");
         std::fs::create_dir_all(folder).expect("the folder of snapshots can be made");

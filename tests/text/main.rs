@@ -3,25 +3,21 @@
 mod chat;
 mod tokenizer;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::Value;
-
-/// A path below the repository's root.
-fn root(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-}
+use tests::fixture::repository;
 
 fn tiny() -> PathBuf {
-    root("models/tiny")
+    repository("models/tiny")
 }
 
 fn oracle() -> PathBuf {
-    root("tests/oracle/checkpoints/base_bf16")
+    repository("tests/oracle/checkpoints/base_bf16")
 }
 
 fn json(path: &str) -> Value {
-    let text = std::fs::read_to_string(root(path)).expect("the file is in the repository");
+    let text = std::fs::read_to_string(repository(path)).expect("the file is in the repository");
     serde_json::from_str(&text).expect("the file is JSON")
 }
 
