@@ -12,6 +12,7 @@ use graph::host::HostOptions;
 use graph::{Device, Digest, Emission, Entry, Grid, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
+use kernels::tiles::Order;
 use planner::{
     ClassId, Effect, Effects, LaneOutcome, Limits, Outcome, Reason, Request, RequestId, Slab, State,
     plan_round, settle,
@@ -29,7 +30,7 @@ use crate::keys::{FAULTS, Round, unsound};
 /// Contexts of the cache classes, and pages of their pools.
 const CLASSES: [(usize, u32); 3] = [(262_144, 40_000), (32_768, 5_000), (8_192, 300)];
 /// Moments at which a request may arrive and a round is planned.
-const MOMENTS: u32 = 1000;
+const MOMENTS: u32 = 1500;
 
 #[derive(Clone, Copy, Debug)]
 enum Route {
@@ -177,9 +178,9 @@ impl World {
                 let slab = self.slab(class, 2);
                 state.grow(slab).expect("growth that works");
             }
-            match moment % 500 {
-                250 => self.larger_buffers(),
-                400 => self.load_again(),
+            match moment {
+                300 => self.larger_buffers(),
+                700 => self.load_again(),
                 _ => {}
             }
             let Some(round) = plan_round(&state) else { continue };
@@ -239,7 +240,7 @@ impl World {
 
     fn load_again(&mut self) {
         let runner = &mut self.fixture.runner;
-        let plan = WeightPlan::new(&self.checkpoint, self.element);
+        let plan = WeightPlan::new(&self.checkpoint, self.element, Order::Rows);
         let loaded = plan.load(&self.checkpoint, &runner.device, &mut |_, _| {}).expect("read");
         (runner.weights, runner.model.weights) = (loaded.arena, loaded.weights);
     }
