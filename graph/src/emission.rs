@@ -96,6 +96,22 @@ impl Emission {
         Emission { entries: self.entries[range].to_vec(), blocks: self.blocks.clone() }
     }
 
+    /// The entries that `keep` chooses by index, in order, as an emission of their own.
+    pub fn pick(&self, keep: impl Fn(usize, &Entry) -> bool) -> Emission {
+        let mut picked = Emission::new();
+        for (_, entry) in self.entries.iter().enumerate().filter(|(index, entry)| keep(*index, entry)) {
+            picked.entries.push(match *entry {
+                Entry::Launch { kernel, grid, block } => {
+                    let to = picked.blocks.len();
+                    picked.blocks.extend_from_slice(self.block(kernel, block));
+                    Entry::Launch { kernel, grid, block: to }
+                }
+                other => other,
+            });
+        }
+        picked
+    }
+
     /// The arguments of entry `index` if it launches `K`.
     pub fn args<K: Kernel>(&self, index: usize) -> Option<K::Args> {
         match self.entries[index] {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::cuda;
@@ -19,6 +20,17 @@ pub struct Exec {
     emission: Arc<Emission>,
     keeps: Arc<[Arena]>,
     digest: Digest,
+}
+
+/// How long a device took to make an exec; zero on the host device, where the recorded list is the exec.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Recording the launches.
+    pub capture: Duration,
+    /// Making them executable.
+    pub instantiate: Duration,
+    /// Bringing that to the device.
+    pub upload: Duration,
 }
 
 /// What a device makes of a capture.
@@ -65,6 +77,14 @@ impl Exec {
         match &self.form {
             Form::List => self.emission.bytes(),
             Form::Graph(graph) => self.emission.bytes() + graph.bytes(),
+        }
+    }
+
+    /// How long it took to make.
+    pub fn times(&self) -> Times {
+        match &self.form {
+            Form::List => Times::default(),
+            Form::Graph(graph) => graph.times(),
         }
     }
 

@@ -36,7 +36,7 @@ pub use device::Device;
 pub use digest::{Digest, Digester};
 pub use emission::{Emission, Entry};
 pub use error::{Error, Fault, Result};
-pub use exec::Exec;
+pub use exec::{Exec, Times};
 pub use kernel::{Definition, Grid, Kernel, Source, Twin};
 pub use key::{Buffers, Key};
 pub use recording::Recording;

@@ -144,6 +144,15 @@ impl<'a> Bundle<'a> {
         Ok(self.lanes.slab.arena().read(self.layout().head.at::<Head>(self.slot_base()), 1)?[0])
     }
 
+    /// Makes the lane look as if it had `length` positions, in these pages with whatever they hold: for benches. The
+    /// page table names all of `pages`. What is queued on `stream` runs before.
+    pub fn pretend(&self, stream: &Stream) -> graph::Result<()> {
+        let head = Head { length: self.length as u32, ..self.head(stream)? };
+        let (arena, base) = (self.lanes.slab.arena(), self.slot_base());
+        arena.write(self.layout().head.at(base), &[head])?;
+        arena.write(self.layout().page_table.at(base), self.pages)
+    }
+
     /// Replaces the id that the next decode row will run, after running what is queued on `stream`.
     pub fn set_last_id(&self, id: u32, stream: &Stream) -> graph::Result<()> {
         let head = Head { last_id: id, ..self.head(stream)? };

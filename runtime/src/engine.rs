@@ -9,6 +9,7 @@
 
 mod event;
 mod handle;
+mod metered;
 mod options;
 mod stage;
 
@@ -24,6 +25,7 @@ use planner::{
 
 pub use event::{Event, Finished, Reason, RoundCounts, Token};
 pub use handle::{EngineThread, Handle, Ticket};
+pub use metered::Metered;
 pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened};
 
 use crate::bundle::{Bundle, BundleDigest};

@@ -3,6 +3,7 @@
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
 //! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
+pub mod bench;
 pub mod bundle;
 pub mod chat;
 pub mod checkpoint;

@@ -15,7 +15,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use settings::Settings;
-pub(crate) use values::{Biases, ByteSize, Device, Dtype, Ids, LoadFrom, Pieces, Switch};
+pub(crate) use values::{Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Switch};
 
 /// A decode runtime for Qwen3.8-Flash-Next.
 #[derive(Debug, Parser)]
@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Prove graph = eager, crowded = alone and run = run on random schedules of requests.
     Check(CheckArgs),
+    /// Measure rounds, prompts and kernels against the bytes that they must move.
+    Bench(BenchArgs),
     /// Play a scene of requests through the planner and print every round; no model is needed.
     Plan(PlanArgs),
 }
@@ -170,6 +172,54 @@ pub(crate) struct CheckArgs {
 
     #[command(flatten)]
     pub(crate) run: RunArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// The model folder; with --load dummy, config.json in it is enough.
+    pub(crate) model: PathBuf,
+
+    /// Lanes of the decode rounds.
+    #[arg(long, value_name = "LIST", default_value = "1,2,4,8,16")]
+    pub(crate) rows: Counts,
+
+    /// Positions that their rows see, made up; k stands for 1024.
+    #[arg(long, value_name = "LIST", default_value = "1k,64k")]
+    pub(crate) contexts: Counts,
+
+    /// Rounds of each measurement.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 200,
+        allow_negative_numbers = true,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub(crate) rounds: u32,
+
+    /// Tokens of the prompt; 0 measures none.
+    #[arg(long, value_name = "TOKENS", default_value = "8k")]
+    pub(crate) prompt: Count,
+
+    /// Rows of a prompt piece, a multiple of 64.
+    #[arg(long, value_name = "ROWS", default_value_t = 512, allow_negative_numbers = true)]
+    pub(crate) piece: u32,
+
+    /// Measure each kind of kernel on its own too.
+    #[arg(long)]
+    pub(crate) kernels: bool,
+
+    /// Write every result to this file too, one JSON object a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+
+    /// Memory for pages, in bytes or with K, M, G or T; what the contexts take if not given. With less, lanes share
+    /// pages.
+    #[arg(long, env = "ROUNDHOUSE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) memory: Option<ByteSize>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! What each command does, from its arguments to its output.
 
+mod bench;
 mod demo;
 mod generate;
 
@@ -16,6 +17,7 @@ use runtime::probe::{self, LogitsRequest};
 use runtime::receipts::{self, Receipt};
 use safetensors::tensor::{Dtype, TensorView};
 
+pub(crate) use bench::bench;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 

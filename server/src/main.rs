@@ -46,6 +46,7 @@ fn run(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Inspect(args) => commands::inspect(args),
         Command::Demo(args) => commands::demo(args),
         Command::Check(args) => commands::check(args),
+        Command::Bench(args) => commands::bench(args),
         Command::Plan(args) => commands::plan(args),
     }
 }

@@ -14,11 +14,13 @@
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Fault, FaultKind, Result};
+use crate::exec::Times;
 use crate::kernel::Grid;
 
 /// The oldest driver that has every symbol used here: CUDA 12.8.
@@ -416,6 +418,7 @@ impl StreamHandle {
         self.context.bind()?;
         let mut graph = Graph::none(&self.context);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mut clock = Clock(Instant::now());
         // SAFETY: the stream lives and its context is current.
         done(unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) })?;
         let body = body();
@@ -423,15 +426,28 @@ impl StreamHandle {
         let ended = done(unsafe { sys::cuStreamEndCapture(self.raw, &mut graph.raw) });
         // What the body met says more than that the capture was invalidated by it.
         body.and(ended)?;
+        graph.times.capture = clock.lap();
         // SAFETY: the graph is complete and ours. With no list of nodes the call writes their number alone.
         unsafe {
             done(sys::cuGraphGetNodes(graph.raw, null_mut(), &mut graph.nodes))?;
             done(sys::cuGraphInstantiateWithFlags(&mut graph.exec, graph.raw, 0))?;
+            graph.times.instantiate = clock.lap();
             if graph.nodes > 0 {
                 done(sys::cuGraphUpload(graph.exec, self.raw))?;
             }
         }
+        graph.times.upload = clock.lap();
         Ok(graph)
+    }
+}
+
+/// Time since it was last asked.
+struct Clock(Instant);
+
+impl Clock {
+    fn lap(&mut self) -> Duration {
+        let before = std::mem::replace(&mut self.0, Instant::now());
+        self.0 - before
     }
 }
 
@@ -584,6 +600,7 @@ pub(crate) struct Graph {
     exec: sys::CUgraphExec,
     raw: sys::CUgraph,
     nodes: usize,
+    times: Times,
     /// The driver does not lock graphs: launches of one exec take turns.
     launching: Mutex<()>,
     context: Arc<Context>,
@@ -597,11 +614,16 @@ unsafe impl Sync for Graph {}
 impl Graph {
     fn none(context: &Arc<Context>) -> Graph {
         let (exec, raw, launching) = (null_mut(), null_mut(), Mutex::default());
-        Graph { exec, raw, nodes: 0, launching, context: context.clone() }
+        Graph { exec, raw, nodes: 0, times: Times::default(), launching, context: context.clone() }
     }
 
     pub(crate) fn nodes(&self) -> usize {
         self.nodes
+    }
+
+    /// How long it took to make.
+    pub(crate) fn times(&self) -> Times {
+        self.times
     }
 
     /// An estimate of what the driver keeps for it.

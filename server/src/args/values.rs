@@ -54,6 +54,14 @@ pub(crate) struct Biases(pub(crate) Vec<Bias>);
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
+/// A count; k stands for 1024.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Count(pub(crate) usize);
+
+/// Counts, written with commas between them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Counts(pub(crate) Vec<usize>);
+
 impl Switch {
     pub(crate) fn is_on(self) -> bool {
         self == Switch::On
@@ -106,6 +114,28 @@ impl FromStr for Pieces {
             _ => Err(format!("`{part}` is not a piece size; give sizes above zero like 64,64,5")),
         };
         list.split(',').map(size).collect::<Result<_, _>>().map(Pieces)
+    }
+}
+
+impl FromStr for Count {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Count, String> {
+        let (number, unit) = text.strip_suffix('k').map_or((text, 1), |number| (number, 1024));
+        let count = number.trim().parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
+        let wrong = || format!("`{text}` is not a count; give numbers like 512 or 8k");
+        count.map(|count| Count(count as usize)).ok_or_else(wrong)
+    }
+}
+
+impl FromStr for Counts {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Counts, String> {
+        list.split(',')
+            .map(|part| part.trim().parse().map(|Count(count)| count))
+            .collect::<Result<_, _>>()
+            .map(Counts)
     }
 }
 

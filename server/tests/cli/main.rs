@@ -1,5 +1,6 @@
 //! The roundhouse binary from outside: what it prints, what it writes, how it ends.
 
+mod bench;
 mod binary;
 mod crowd;
 mod demo;

@@ -1,0 +1,115 @@
+//! What one launch must move at least: its weights, its state, its rows in and out, each once.
+
+use graph::Emission;
+use kernels::numerics::{CUTS, Element};
+use kernels::{attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram};
+use kernels::{residual, router, sample};
+
+use super::bytes::selected;
+use crate::config::ModelConfig;
+
+/// What argument blocks do not say.
+pub(super) struct Seen<'a> {
+    pub(super) config: &'a ModelConfig,
+    /// Lanes whose state is touched.
+    pub(super) lanes: usize,
+    /// Positions that a row sees.
+    pub(super) visible: usize,
+    /// Experts that some row chose.
+    pub(super) distinct: usize,
+    /// Whether the rows are one prompt's, and so share what they look at.
+    pub(super) prompt: bool,
+}
+
+/// Bytes of entry `at`; 0 where they are too few to matter.
+pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64 {
+    let b = size_of::<E>();
+    let lanes = seen.lanes;
+    let products = [
+        (e.args::<linear::Linear<E>>(at), b),
+        (e.args::<linear::LinearWide<E>>(at), 4),
+        (e.args::<linear::LinearCut<E>>(at), 4 * CUTS),
+    ];
+    for (args, output) in products {
+        if let Some(a) = args {
+            let [rows, inner, outputs] = [a.rows, a.inner, a.outputs].map(|n| n as usize);
+            return (b * inner * (outputs + rows) + output * rows * outputs) as f64;
+        }
+    }
+    let bytes = if let Some(a) = e.args::<embed::Embed<E>>(at) {
+        b * a.rows.len() * (a.hidden * (1 + a.count)) as usize
+    } else if let Some(a) = e.args::<residual::Residual<E>>(at) {
+        let (rows, hidden, width) = (a.rows as usize, a.hidden as usize, (a.hidden * a.count) as usize);
+        let pending = if a.partials.is_null() { 0 } else { rows * (4 * CUTS * hidden + b * width) };
+        let normed = if a.gain.is_null() { 0 } else { b * width * (rows + 1) };
+        b * rows * width + pending + normed
+    } else if let Some(a) = e.args::<hyper::MixDown<E>>(at) {
+        let (rows, width, rank) = (a.rows as usize, (a.hidden * a.streams) as usize, a.rank as usize);
+        let injected = if a.injection.is_null() { 0 } else { a.streams as usize };
+        b * (width * (rank + injected + rows) + rows * rank)
+    } else if let Some(a) = e.args::<hyper::MixUp<E>>(at) {
+        let (rows, width, rank) = (a.rows as usize, (a.hidden * a.streams) as usize, a.rank as usize);
+        b * (width * rank + rows * (rank + width + a.hidden as usize))
+    } else if let Some(a) = e.args::<conv::Conv<E>>(at) {
+        let (rows, channels, taps) = (a.rows.len(), a.channels as usize, a.taps as usize);
+        b * channels * (taps + 2 * rows + 2 * lanes * (taps - 1))
+    } else if let Some(a) = e.args::<delta::DeltaStep<E>>(at).or(e.args::<delta::DeltaChunk<E>>(at)) {
+        let [k_heads, v_heads, k, v] = [a.k_heads, a.v_heads, a.k_width, a.v_width].map(|n| n as usize);
+        8 * lanes * v_heads * k * v + b * a.rows.len() * (2 * k_heads * k + 2 * v_heads * v)
+    } else if let Some(a) = e.args::<gate::GatedNorm<E>>(at) {
+        3 * b * (a.rows * a.heads * a.width) as usize
+    } else if let Some(a) = e.args::<heads::Heads<E>>(at) {
+        let (p, g) = (a.projection, a.pages);
+        let queries = p.q_heads * g.width + p.index_heads * g.index_width;
+        2 * b * a.rows.len() * (queries + 2 * g.kv_heads * g.width) as usize
+    } else if let Some(a) = e.args::<index::IndexPool<E>>(at) {
+        2 * b * a.rows.len() * a.pages.index_width as usize
+    } else if let Some(a) = e.args::<index::IndexSelect<E>>(at) {
+        let queries = (a.projection.index_heads * a.pages.index_width) as usize;
+        let keys = seen.visible / a.pages.ratio as usize * a.pages.index_width as usize;
+        b * (lanes * keys + a.rows.len() * queries) + 4 * a.rows.len() * a.top as usize
+    } else if let Some(a) = e.args::<attend::Attend<E>>(at) {
+        let (queries, width) = (a.projection.q_heads * a.pages.width, a.pages.kv_heads * a.pages.width);
+        let positions = if seen.prompt { seen.visible } else { selected(seen.config, seen.visible) };
+        b * (lanes * positions * 2 * width as usize + 3 * a.rows.len() * queries as usize)
+    } else if let Some(a) = e.args::<router::Route>(at) {
+        (4 * a.rows * (a.experts + 2 * a.k)) as usize
+    } else if let Some(a) = e.args::<experts::ExpertsUp<E>>(at) {
+        let s = sizes(a.sizes);
+        let weights = 2 * s.hidden * (seen.distinct * s.inner + s.shared_inner);
+        b * (weights + s.rows * (s.hidden + s.k * s.inner + s.shared_inner))
+    } else if let Some(a) = e.args::<experts::ExpertsDown<E>>(at) {
+        let s = sizes(a.sizes);
+        let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
+        b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * s.hidden
+    } else if let Some(a) = e.args::<ngram::NgramGather<E>>(at) {
+        2 * b * a.rows.len() * ((a.ngram_size - 1) * a.heads_per_ngram * a.width) as usize
+    } else if let Some(a) = e.args::<ngram::NgramGate<E>>(at) {
+        let (hidden, width) = (a.hidden as usize, (a.hidden * a.count) as usize);
+        b * (3 * width + a.rows.len() * (4 * width + hidden))
+    } else if let Some(a) = e.args::<ngram::NgramConv<E>>(at) {
+        let (width, taps) = (a.width as usize, a.taps as usize);
+        let window = (taps - 1) * a.dilation as usize;
+        b * width * (taps + 4 * a.rows.len() + 2 * lanes * window)
+    } else if let Some(a) = e.args::<sample::Sample<E>>(at) {
+        b * a.rows.len() * a.vocab as usize
+    } else {
+        0
+    };
+    bytes as f64
+}
+
+/// [`experts::Sizes`] as sizes.
+struct Sizes {
+    rows: usize,
+    hidden: usize,
+    inner: usize,
+    shared_inner: usize,
+    k: usize,
+}
+
+fn sizes(s: experts::Sizes) -> Sizes {
+    let [rows, hidden, inner, shared_inner, k] =
+        [s.rows, s.hidden, s.inner, s.shared_inner, s.k].map(|n| n as usize);
+    Sizes { rows, hidden, inner, shared_inner, k }
+}
