@@ -15,7 +15,7 @@ use super::report::{Bandwidth, PromptLine, RoundLine};
 use super::{BenchOptions, SEATING, WARM};
 use crate::bundle::Bundle;
 use crate::config::ModelConfig;
-use crate::engine::{Engine, Event};
+use crate::engine::{Engine, Event, Metered};
 use crate::error::Error;
 use crate::lanes::Lanes;
 use crate::model::{Group, Picks, RoundShape};
@@ -117,6 +117,14 @@ impl<'o> Rig<'o> {
                 break;
             }
             self.engine.metered_turn(true)?;
+        }
+        self.whole(&crowd)?;
+        let seated = decoding(&self.engine);
+        if seated < rows {
+            return Err(Error::Setting(format!(
+                "{seated} of {rows} lanes found pages for {} positions; raise --memory or leave it out",
+                self.options.steps()
+            )));
         }
         // The last table that is staged is one of all lanes.
         self.play(false, 1)?;
@@ -327,12 +335,12 @@ impl<'o> Rig<'o> {
     fn play(&mut self, graph: bool, rounds: usize) -> Result<Played, Error> {
         let mut warm = 0;
         while warm < WARM {
-            warm += usize::from(self.engine.metered_turn(!graph)?.is_some());
+            warm += usize::from(self.step(graph)?.is_some());
         }
         let (mut times, mut hosts) = (Vec::new(), Vec::new());
         let mut last = Instant::now();
         while times.len() < rounds {
-            let Some(metered) = self.engine.metered_turn(!graph)? else { continue };
+            let Some(metered) = self.step(graph)? else { continue };
             let now = Instant::now();
             times.push((now - last).as_secs_f64());
             hosts.push(metered.host.as_secs_f64());
@@ -340,6 +348,17 @@ impl<'o> Rig<'o> {
         }
         self.engine.land()?;
         Ok(Played { round: median(times), host: median(hosts) })
+    }
+
+    /// One turn of lanes that must have something to do.
+    fn step(&mut self, graph: bool) -> Result<Option<Metered>, Error> {
+        let metered = self.engine.metered_turn(!graph)?;
+        match metered.is_none() && self.engine.is_idle() {
+            true => Err(Error::Setting(
+                "all lanes ended before they were measured: are the logits finite?".into(),
+            )),
+            false => Ok(metered),
+        }
     }
 
     /// Experts of a layer that some row of a decode round chooses, counted in each layer; their mean.

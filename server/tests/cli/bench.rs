@@ -90,4 +90,10 @@ fn what_cannot_be_measured_is_refused_with_the_numbers() {
     refused(&["--contexts", "1k", "--prompt", "33k"], &["--prompt 33792", "32768"]);
     refused(&["--piece", "100", "--contexts", "64", "--prompt", "0"], &["100"]);
     refused(&["--json", "/absent/file", "--contexts", "64"], &["--json", "/absent/file"]);
+
+    // This is known only when lanes are seated, after the first results.
+    let mut few = binary("bench");
+    let ended = run(few.args(["--rows", "2", "--contexts", "640", "--prompt", "0", "--memory", "300K"]));
+    assert_eq!(ended.status, Some(2), "{ended:#?}");
+    assert!(ended.stderr.contains("of 2 lanes") && ended.stderr.contains("--memory"), "{}", ended.stderr);
 }
