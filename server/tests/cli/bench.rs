@@ -93,7 +93,7 @@ fn what_cannot_be_measured_is_refused_with_the_numbers() {
 
     // This is known only when lanes are seated, after the first results.
     let mut few = binary("bench");
-    let ended = run(few.args(["--rows", "2", "--contexts", "640", "--prompt", "0", "--memory", "300K"]));
+    let ended = run(few.args(["--rows", "2", "--contexts", "640", "--prompt", "0", "--memory", "3M"]));
     assert_eq!(ended.status, Some(2), "{ended:#?}");
-    assert!(ended.stderr.contains("of 2 lanes") && ended.stderr.contains("--memory"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 of 2 lanes") && ended.stderr.contains("--memory"), "{}", ended.stderr);
 }
