@@ -108,6 +108,9 @@ pub struct MarkArgs {
 /// Threads of a block of the CUDA twin of [`Mark`].
 const THREADS: u32 = 128;
 
+/// Blocks of the CUDA twin of [`Sample`] that share a row.
+pub(crate) const CLUSTER: u32 = 8;
+
 impl<E: Element> Kernel for Sample<E> {
     type Args = Args;
     const NAME: &'static str = "sample";
@@ -123,7 +126,7 @@ impl<E: Element> Kernel for Sample<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(args.rows.len())
+        Grid::line(args.rows.len() * CLUSTER as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

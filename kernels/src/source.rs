@@ -103,6 +103,7 @@ macro_rules! includes {
 
 const INCLUDES: &[(&str, &str)] = includes![
     "attention.cuh",
+    "cluster.cuh",
     "common.cuh",
     "few.cuh",
     "history.cuh",
@@ -193,7 +194,9 @@ mod tests {
     #[test]
     fn grids_and_sources_count_the_same_tiles() {
         let tiles = INCLUDES.iter().find(|(name, _)| *name == "tiles.cuh").expect("it is listed").1;
+        let cluster = INCLUDES.iter().find(|(name, _)| *name == "cluster.cuh").expect("it is listed").1;
         let constants = [
+            (cluster, "CLUSTER", sample::CLUSTER),
             (tiles, "NARROW_ROWS", tiles::NARROW_ROWS as u32),
             (tiles, "TILE", tiles::TILE as u32),
             (tiles, "UNIT", tiles::UNIT as u32),

@@ -1,0 +1,56 @@
+// Blocks that work on one thing together: their number, the barrier between them, and each other's shared memory.
+#pragma once
+#include "common.cuh"
+
+// Blocks of a cluster, which are neighbours in the grid.
+constexpr u32 CLUSTER = 8;
+
+#if __CUDA_ARCH__ >= 900
+#define CLUSTERED __attribute__((cluster_dims(8, 1, 1)))
+// How many of a cluster's blocks share the work.
+constexpr u32 RANKS = CLUSTER;
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// All threads of all blocks meet; what was written before is seen by all behind it.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Where a variable in shared memory lies in another block of the cluster.
+template <class T> __device__ __forceinline__ T* peer(T* mine, u32 rank) {
+    u64 there;
+    asm volatile("mapa.u64 %0,%1,%2;" : "=l"(there) : "l"(mine), "r"(rank));
+    return (T*)there;
+}
+#else
+// There are no clusters: the first block of each does all the work, and the others leave.
+#define CLUSTERED
+constexpr u32 RANKS = 1;
+
+__device__ __forceinline__ u32 cluster_rank() { return blockIdx.x % CLUSTER; }
+__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+template <class T> __device__ __forceinline__ T* peer(T* mine, u32) { return mine; }
+#endif
+
+struct Both {
+    u64 first, second;
+};
+
+// Exchanges two numbers of each block, which all its threads know, and gives what `join(one, other)` makes of all
+// blocks' in their order. `turn` is 0 at first, and belongs to this function.
+template <class Join> __device__ Both join_blocks(u32& turn, Both mine, Join join) {
+    // In turns: a block may be behind by less than one exchange.
+    __shared__ Both slots[2];
+    if (threadIdx.x == 0) slots[turn] = mine;
+    cluster_sync();
+    Both all = *peer(&slots[turn], 0);
+    for (u32 rank = 1; rank < RANKS; ++rank) all = join(all, *peer(&slots[turn], rank));
+    turn = 1 - turn;
+    return all;
+}
