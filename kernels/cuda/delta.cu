@@ -23,7 +23,7 @@ static_assert(sizeof(Args) == ARGS_BYTES_delta_step);
 static_assert(sizeof(Args) == ARGS_BYTES_delta_chunk);
 
 // Warps that hold the state, and as many that make rows ready.
-constexpr u32 WARPS = 4;
+constexpr u32 WARPS = 2;
 // Values that a lane holds of each of its two columns: runs of four rows of the state.
 constexpr u32 RUNS = 4;
 // Rows of the launch per block, of which it takes the slots that begin there.

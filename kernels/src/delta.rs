@@ -102,7 +102,7 @@ pub struct Args {
 impl Args {
     /// A block for some columns of a head's state (fewer if keys are wide), and every run of so many rows.
     fn grid(&self, rows: u32) -> Grid {
-        let columns = if self.k_width <= 128 { 32 } else { 16 };
+        let columns = if self.k_width <= 128 { 16 } else { 8 };
         let tiles = self.v_width.div_ceil(columns);
         Grid::plane((self.v_heads * tiles) as usize, self.rows.count.div_ceil(rows) as usize)
     }
@@ -130,7 +130,7 @@ impl<E: Element> Kernel for DeltaStep<E> {
     type Args = Args;
     const NAME: &'static str = "delta_step";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
@@ -156,7 +156,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
     type Args = Args;
     const NAME: &'static str = "delta_chunk";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
