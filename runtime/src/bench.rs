@@ -73,7 +73,7 @@ pub fn run(
     progress: &mut dyn FnMut(Progress),
     told: &mut dyn FnMut(Line),
 ) -> Result<(), Error> {
-    let opened = Opened::without_text(dir, options.element, options.load)?;
+    let opened = Opened::without_text(dir, options.element, options.place.order(), options.load)?;
     let engine_options = engine_options(&opened, options)?;
     let full_layers = opened.full_layers;
     let engine = open_opened(opened, &engine_options, progress)?.engine;

@@ -26,9 +26,9 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
     let b = size_of::<E>();
     let lanes = seen.lanes;
     let products = [
-        (e.args::<linear::Linear<E>>(at), b),
-        (e.args::<linear::LinearWide<E>>(at), 4),
-        (e.args::<linear::LinearCut<E>>(at), 4 * CUTS),
+        (e.args::<linear::Linear<E>>(at).or(e.args::<linear::LinearPrompt<E>>(at)), b),
+        (e.args::<linear::LinearWide<E>>(at).or(e.args::<linear::LinearWidePrompt<E>>(at)), 4),
+        (e.args::<linear::LinearCut<E>>(at).or(e.args::<linear::LinearCutPrompt<E>>(at)), 4 * CUTS),
     ];
     for (args, output) in products {
         if let Some(a) = args {
@@ -43,11 +43,11 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         let pending = if a.partials.is_null() { 0 } else { rows * (4 * CUTS * hidden + b * width) };
         let normed = if a.gain.is_null() { 0 } else { b * width * (rows + 1) };
         b * rows * width + pending + normed
-    } else if let Some(a) = e.args::<hyper::MixDown<E>>(at) {
+    } else if let Some(a) = e.args::<hyper::MixDown<E>>(at).or(e.args::<hyper::MixDownPrompt<E>>(at)) {
         let (rows, width, rank) = (a.rows as usize, (a.hidden * a.streams) as usize, a.rank as usize);
-        let injected = if a.injection.is_null() { 0 } else { a.streams as usize };
+        let injected = if a.inject.is_null() { 0 } else { a.streams as usize };
         b * (width * (rank + injected + rows) + rows * rank)
-    } else if let Some(a) = e.args::<hyper::MixUp<E>>(at) {
+    } else if let Some(a) = e.args::<hyper::MixUp<E>>(at).or(e.args::<hyper::MixUpPrompt<E>>(at)) {
         let (rows, width, rank) = (a.rows as usize, (a.hidden * a.streams) as usize, a.rank as usize);
         b * (width * rank + rows * (rank + width + a.hidden as usize))
     } else if let Some(a) = e.args::<conv::Conv<E>>(at) {
@@ -74,7 +74,8 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         b * (lanes * positions * 2 * width as usize + 3 * a.rows.len() * queries as usize)
     } else if let Some(a) = e.args::<router::Route>(at) {
         (4 * a.rows * (a.experts + 2 * a.k)) as usize
-    } else if let Some(a) = e.args::<experts::ExpertsUp<E>>(at) {
+    } else if let Some(a) = e.args::<experts::ExpertsUp<E>>(at).or(e.args::<experts::ExpertsUpPrompt<E>>(at))
+    {
         let s = sizes(a.sizes);
         let weights = 2 * s.hidden * (seen.distinct * s.inner + s.shared_inner);
         b * (weights + s.rows * (s.hidden + s.k * s.inner + s.shared_inner))
@@ -82,6 +83,13 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         let s = sizes(a.sizes);
         let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
         b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * s.hidden
+    } else if let Some(a) = e.args::<experts::ExpertsProducts<E>>(at) {
+        let s = sizes(a.sizes);
+        let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
+        b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * (s.k + 1) * s.hidden
+    } else if let Some(a) = e.args::<experts::ExpertsSum>(at) {
+        let s = sizes(a.sizes);
+        4 * CUTS * s.rows * (s.k + 2) * s.hidden
     } else if let Some(a) = e.args::<ngram::NgramGather<E>>(at) {
         2 * b * a.rows.len() * ((a.ngram_size - 1) * a.heads_per_ngram * a.width) as usize
     } else if let Some(a) = e.args::<ngram::NgramGate<E>>(at) {
