@@ -53,14 +53,19 @@ pub struct Twin {
     pub block: u32,
     /// Bytes of dynamic shared memory per block.
     pub shared_bytes: u32,
+    /// Whether its blocks may start while the work ahead of it in the stream still runs (programmatic dependent
+    /// launch, where the device has it). Its code then waits (`griddepcontrol.wait`) in every block before it
+    /// touches what that work writes or reads.
+    pub overlaps: bool,
 }
 
 impl Twin {
     /// Adds all that a launch of it takes from here. A source is told by its name: a binary has each once.
     pub(crate) fn hash(&self, digest: &mut Digester) {
         // Taken apart, so that no field can be added and left out of digests.
-        let Twin { source, symbol, block, shared_bytes } = self;
+        let Twin { source, symbol, block, shared_bytes, overlaps } = self;
         digest.text(source.name).text(symbol).number((*block).into()).number((*shared_bytes).into());
+        digest.number((*overlaps).into());
     }
 }
 

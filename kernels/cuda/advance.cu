@@ -1,6 +1,7 @@
 // The twin of kernels/src/advance.rs, which holds the contract. One thread per row; the last row of a slot
 // writes its head.
 #include "state.cuh"
+#include "ptx.cuh"
 
 struct Args {
     RowRange rows;
@@ -9,6 +10,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_advance);
 
 extern "C" __global__ void __launch_bounds__(128) advance(Args a) {
+    follow();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.rows.count) return;
     const Fact fact = a.rows.facts[a.rows.first + i];

@@ -282,6 +282,7 @@ struct Heads {
 
 // blockIdx.x: row; blockIdx.y: key/value head and tile of its query heads.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
+    follow();
     __shared__ Shared s;
     const u32 width = a.pages.width, q_heads = a.projection.q_heads;
     if (width > WIDTH) return;
@@ -303,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
 
 // blockIdx.x: row; blockIdx.y: span, key/value head and tile of its query heads. Spans past the row's leave.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs a) {
+    follow();
     __shared__ Shared s;
     const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
     if (width > WIDTH) return;
@@ -339,6 +341,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs
 
 // One warp per row, query head and run of columns. blockIdx.x: row; blockIdx.y: head and run.
 extern "C" __global__ void __launch_bounds__(32) attend_join(JoinArgs a) {
+    follow();
     const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
     const u32 runs = ceil_div(width, JOINED), head = blockIdx.y / runs, lane = lane_id();
     const u32 column = blockIdx.y % runs * JOINED + lane * 4;

@@ -1,5 +1,6 @@
 // The twin of kernels/src/conv.rs, which holds the contract. One thread per row and channel.
 #include "history.cuh"
+#include "ptx.cuh"
 
 struct Args {
     RowRange rows;
@@ -12,6 +13,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_conv);
 
 extern "C" __global__ void __launch_bounds__(128) conv(Args a) {
+    follow();
     const u32 channel = blockIdx.y * blockDim.x + threadIdx.x;
     if (channel >= a.channels) return;
     const bf16* const weight = a.weight + (u64)channel * a.taps;

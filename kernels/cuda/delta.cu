@@ -228,6 +228,12 @@ template <u32 ROWS> __device__ __forceinline__ void advance_slots(const Args& a)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_step(Args a) { advance_slots<1>(a); }
+extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_step(Args a) {
+    follow();
+    advance_slots<1>(a);
+}
 
-extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_chunk(Args a) { advance_slots<CHUNK_ROWS>(a); }
+extern "C" __global__ void __launch_bounds__(WARPS * 64) delta_chunk(Args a) {
+    follow();
+    advance_slots<CHUNK_ROWS>(a);
+}

@@ -1,6 +1,7 @@
 // The twin of kernels/src/embed.rs, which holds the contract. One block per row; a row whose id is past the
 // vocabulary is left unwritten.
 #include "state.cuh"
+#include "ptx.cuh"
 
 struct Args {
     RowRange rows;
@@ -11,6 +12,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_embed);
 
 extern "C" __global__ void __launch_bounds__(128) embed(Args a) {
+    follow();
     const u64 row = a.rows.first + blockIdx.x;
     const u32 id = a.rows.facts[row].id;
     if (id >= a.vocab) return;

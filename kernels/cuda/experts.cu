@@ -155,8 +155,7 @@ extern "C" __global__ void __launch_bounds__(PLACES * 32, 2) experts_down(DownAr
 // One block per expert, which lists the places that chose it in order.
 extern "C" __global__ void __launch_bounds__(256) experts_group(GroupArgs a) {
     __shared__ u32 counts[8];
-    let_next_start();
-    wait_for_previous();
+    follow();
     const u32 expert = blockIdx.x, pairs = a.sizes.rows * a.sizes.k;
     u32 before = 0;
     for (u32 pair = threadIdx.x; pair < pairs; pair += 256) before += a.ids[pair] < expert;
@@ -196,8 +195,7 @@ struct Work {
 
 // blockIdx.x: a run of tiles, and above it the work.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up_prompt(UpArgs a) {
-    let_next_start();
-    wait_for_previous();
+    follow();
     const Sizes& n = a.sizes;
     const u32 runs = ceil_div(pair_tiles(n.inner > n.shared_inner ? n.inner : n.shared_inner), Part::TILES);
     const Work work(blockIdx.x / runs, n, a.starts);
@@ -230,8 +228,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up_prompt(Up
 
 // blockIdx.x: a run of tiles, and above it the work; blockIdx.y: the half of the inner widths.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_products(ProductsArgs a) {
-    let_next_start();
-    wait_for_previous();
+    follow();
     const Sizes& n = a.sizes;
     const u32 tiles = ceil_div(n.hidden, TILE), runs = ceil_div(tiles, Part::TILES), cut = blockIdx.y;
     const Work work(blockIdx.x / runs, n, a.starts);
@@ -263,8 +260,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_products(Pro
 
 // blockIdx.x: a row; blockIdx.y: the half of the inner widths.
 extern "C" __global__ void __launch_bounds__(256) experts_sum(SumArgs a) {
-    let_next_start();
-    wait_for_previous();
+    follow();
     const Sizes& n = a.sizes;
     const u64 row = blockIdx.x, at = (u64)blockIdx.y * n.rows + row;
     for (u32 place = 0; place < n.k; ++place)

@@ -1,5 +1,6 @@
 // The twin of kernels/src/gate.rs, which holds the contract. One warp per row and head.
 #include "few.cuh"
+#include "ptx.cuh"
 
 struct Args {
     const bf16* o;
@@ -17,6 +18,7 @@ constexpr u32 SIGMOID = 0;
 constexpr u32 HEADS = 4;
 
 extern "C" __global__ void __launch_bounds__(HEADS * 32) gated_norm(Args a) {
+    follow();
     const u64 row = blockIdx.x;
     const u32 head = blockIdx.y * HEADS + warp_id(), width = a.width;
     if (head >= a.heads) return;

@@ -1,6 +1,7 @@
 // The twin of kernels/src/heads.rs, which holds the contract. One block per row and head: query heads, key
 // heads, value heads, index query heads. Keys and values of a position without a page are not written.
 #include "attention.cuh"
+#include "ptx.cuh"
 
 struct Args {
     RowRange rows;
@@ -18,6 +19,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_heads);
 
 extern "C" __global__ void __launch_bounds__(64) heads(Args a) {
+    follow();
     const Projection& p = a.projection;
     const Pages& pages = a.pages;
     const u64 row = a.rows.first + blockIdx.x;

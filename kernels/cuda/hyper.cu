@@ -131,8 +131,7 @@ template <u32 NT> __device__ __forceinline__ void up_some(const UpArgs& a, u32 f
     const u32 tile = blockIdx.x * UP_WARPS + warp_id();
     const Slices slices(a.rank, 1);
     Stream<NT == 1 ? 5 : 4> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
-    let_next_start();
-    wait_for_previous();
+    follow();
     const Rows low{a.low + (u64)first_row * a.rank, a.rank, rows, a.rank};
     const bf16* x[NT];
 #pragma unroll

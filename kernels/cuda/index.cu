@@ -51,6 +51,7 @@ static_assert(sizeof(TopArgs) == ARGS_BYTES_index_top);
 
 // One block per row.
 extern "C" __global__ void __launch_bounds__(64) index_pool(PoolArgs a) {
+    follow();
     const Pages& pages = a.pages;
     const u32 width = pages.index_width, ratio = pages.ratio;
     const Fact& fact = a.rows.facts[a.rows.first + blockIdx.x];
@@ -183,6 +184,7 @@ __device__ void keep_best(u32* scores, u32* ids, u32 count, u32 top) {
 
 // One block per row.
 extern "C" __global__ void __launch_bounds__(THREADS) index_select(SelectArgs a) {
+    follow();
     __shared__ u32 scores[HELD], ids[HELD];
     const Pages& pages = a.pages;
     const u64 row = a.rows.first + blockIdx.x;
@@ -213,6 +215,7 @@ constexpr u32 SCORE_WARPS = 8;
 // blockIdx.x: row; blockIdx.y: some of its blocks, 16 for each warp at a time. Rows that see no more than they
 // may choose leave.
 extern "C" __global__ void __launch_bounds__(SCORE_WARPS * 32) index_score(ScoreArgs a) {
+    follow();
     const Pages& pages = a.pages;
     const u64 row = a.rows.first + blockIdx.x;
     const Fact& fact = a.rows.facts[row];
@@ -229,6 +232,7 @@ constexpr u32 TOP_THREADS = 1024;
 
 // One block per row. A score is not negative, so its bits order like it.
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) index_top(TopArgs a) {
+    follow();
     constexpr u32 WARPS = TOP_THREADS / 32;
     __shared__ u32 bins[BINS], above[WARPS], equal[WARPS];
     const Pages& pages = a.pages;

@@ -1,5 +1,6 @@
 // The twins of kernels/src/ngram.rs, which holds the contracts.
 #include "history.cuh"
+#include "ptx.cuh"
 
 struct GatherArgs {
     RowRange rows;
@@ -41,6 +42,7 @@ static_assert(sizeof(ConvArgs) == ARGS_BYTES_ngram_conv);
 
 // One block per row and head. A head without a vocabulary, and a row past the table, are left unwritten.
 extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
+    follow();
     const u64 row = a.rows.first + blockIdx.x;
     const u32 head = blockIdx.y, heads = (a.ngram_size - 1) * a.heads_per_ngram;
     const Fact& fact = a.rows.facts[row];
@@ -61,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
 
 // One block per row and stream.
 extern "C" __global__ void __launch_bounds__(256) ngram_gate(GateArgs a) {
+    follow();
     const u64 row = a.rows.first + blockIdx.x, at = (row * a.count + blockIdx.y) * a.hidden;
     const u64 in_row = (u64)blockIdx.y * a.hidden;
     const bf16* const key = a.keyval + row * (a.count + 1) * a.hidden + in_row;
@@ -96,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) ngram_gate(GateArgs a) {
 
 // One thread per row and channel.
 extern "C" __global__ void __launch_bounds__(128) ngram_conv(ConvArgs a) {
+    follow();
     const u32 channel = blockIdx.y * blockDim.x + threadIdx.x;
     if (channel >= a.width) return;
     const bf16* const weight = a.weight + (u64)channel * a.taps;

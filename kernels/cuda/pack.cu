@@ -9,6 +9,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_pack);
 
 extern "C" __global__ void __launch_bounds__(128) pack(Args a) {
+    follow();
     const u32 width = a.columns / a.cuts, units_of_cut = ceil_div(width, UNIT), units = units_of_cut * a.cuts;
     const u32 unit = blockIdx.x % units, tile = blockIdx.x / units;
     u32 groups = 1;

@@ -54,3 +54,10 @@ __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Both: how a kernel begins. A block does so before anything else but the reading of weights, and before it
+// returns: a launch that ends while the one ahead of it still runs would let the next one start too early.
+__device__ __forceinline__ void follow() {
+    let_next_start();
+    wait_for_previous();
+}

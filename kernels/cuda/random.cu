@@ -1,5 +1,6 @@
 // The twin of kernels/src/random.rs, which holds the contract. One block per run of 4096 elements.
 #include "common.cuh"
+#include "ptx.cuh"
 
 struct Args {
     bf16* to;
@@ -20,6 +21,7 @@ __device__ __forceinline__ float uniform(u64 seed, u64 place) {
 }
 
 extern "C" __global__ void __launch_bounds__(256) random(Args a) {
+    follow();
     const u64 first = (u64)blockIdx.x * BLOCK;
     for (u32 i = threadIdx.x; i < BLOCK; i += blockDim.x) {
         const u64 place = first + i;

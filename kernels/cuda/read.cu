@@ -1,5 +1,6 @@
 // The twin of kernels/src/read.rs, which holds the contract. A thread has eight loads under way.
 #include "common.cuh"
+#include "ptx.cuh"
 
 struct Args {
     const Quad* words;
@@ -14,6 +15,7 @@ constexpr u32 AT_ONCE = 8;
 __device__ __forceinline__ u32 sum_of(Quad q) { return q.word[0] + q.word[1] + q.word[2] + q.word[3]; }
 
 extern "C" __global__ void __launch_bounds__(256) read(Args a) {
+    follow();
     const u64 stride = (u64)a.blocks * 256;
     u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 sum = 0;

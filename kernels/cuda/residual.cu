@@ -1,6 +1,7 @@
 // The twin of kernels/src/residual.rs, which holds the contract. One block per row and stream, which holds the
 // stream in registers: wider ones than it can hold are left unwritten.
 #include "few.cuh"
+#include "ptx.cuh"
 
 struct Args {
     bf16* streams;
@@ -32,7 +33,6 @@ __device__ __forceinline__ Few<8> load_eight(const float* row, u32 at, u32 count
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
-    if (a.hidden > THREADS * HELD * 8) return;
     const u64 row = blockIdx.x;
     const u32 stream = blockIdx.y, hidden = a.hidden;
     bf16* const x = a.streams + (row * a.count + stream) * hidden;
@@ -45,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
         if (gain && at < hidden) gains[i] = load_few<8>(gain, at, hidden, gain_whole);
     }
 
+    follow();
+    if (hidden > THREADS * HELD * 8) return;
     const float* const first = a.partials + row * hidden;
     const float* const second = first + (u64)a.rows * hidden;
     const bool parts_whole = aligned16(first) && aligned16(second) && hidden % 8 == 0;

@@ -2,6 +2,7 @@
 // the page edits. What the host reports is left unwritten: a row that does not fit the table, an edit past the
 // slab, and all edits if more are staged than there is room for.
 #include "state.cuh"
+#include "ptx.cuh"
 
 struct Header {
     u32 rows, edits;
@@ -42,6 +43,7 @@ __device__ void edit_tables(const Args& a) {
 }
 
 extern "C" __global__ void __launch_bounds__(128) rows(Args a) {
+    follow();
     if (blockIdx.x == 0) edit_tables(a);
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.count) return;

@@ -8,6 +8,7 @@
 #include "few.cuh"
 #include "select.cuh"
 #include "state.cuh"
+#include "ptx.cuh"
 
 constexpr u32 TOPS = 20;
 constexpr u32 BIASES = 512;
@@ -51,6 +52,7 @@ static_assert(sizeof(MarkArgs) == ARGS_BYTES_mark);
 
 // One thread per row; a row whose id is past the vocabulary is skipped.
 extern "C" __global__ void __launch_bounds__(128) mark(MarkArgs a) {
+    follow();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= a.rows.count) return;
     const Fact& fact = a.rows.facts[a.rows.first + i];
@@ -358,6 +360,7 @@ __device__ void report(const Row& row, u32 choices, u32 count, float max, Logpro
 
 // blockIdx.x: row and block of its cluster.
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) sample(Args a) {
+    follow();
     __shared__ Bias biases[BIASES];
     __shared__ u32 biased[BITS / 32];
     const u32 in_launch = blockIdx.x / CLUSTER, rank = cluster_rank();

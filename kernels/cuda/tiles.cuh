@@ -142,10 +142,7 @@ template <u32 DEPTH> struct Stream {
 
 // What comes between the start of the weights and the rows in a launch that reads no other's lists.
 struct Depend {
-    __device__ void operator()() const {
-        let_next_start();
-        wait_for_previous();
-    }
+    __device__ void operator()() const { follow(); }
 };
 
 // Narrow: one tile by up to 8 * NT rows, a warp per slice, slices first .. first + WARPS - 1. The first `unit` of

@@ -44,6 +44,9 @@ pub struct Args {
     pub norm: u32,
 }
 
+/// Experts that the CUDA twin can hold.
+const MOST_EXPERTS: u32 = 2048;
+
 impl Kernel for Route {
     type Args = Args;
     const NAME: &'static str = "route";
@@ -54,6 +57,9 @@ impl Kernel for Route {
         let Args { rows, experts, k, norm, .. } = *args;
         if rows == 0 || k == 0 || k > experts {
             return Err(format!("rows {rows} and k {k} must be positive, and k at most experts {experts}"));
+        }
+        if experts > MOST_EXPERTS {
+            return Err(format!("experts {experts} is more than {MOST_EXPERTS}"));
         }
         match norm {
             0 | 1 => Ok(()),

@@ -116,7 +116,7 @@ const INCLUDES: &[(&str, &str)] = includes![
 
 /// The twin of a kernel without an element type, `block` threads wide.
 pub(crate) const fn plain(source: &'static Source, symbol: &'static str, block: u32) -> Option<Twin> {
-    Some(Twin { source, symbol, block, shared_bytes: 0 })
+    Some(Twin { source, symbol, block, shared_bytes: 0, overlaps: true })
 }
 
 /// The twin of the instance for `E`, if it has one.
@@ -139,7 +139,7 @@ pub(crate) const fn shared_twin<E: Element>(
     shared_bytes: u32,
 ) -> Option<Twin> {
     match E::CUDA {
-        true => Some(Twin { source, symbol, block, shared_bytes }),
+        true => Some(Twin { source, symbol, block, shared_bytes, overlaps: true }),
         false => None,
     }
 }

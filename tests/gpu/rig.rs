@@ -16,8 +16,16 @@ pub(crate) static WORDS: Source = Source {
 };
 
 /// Every test kernel that can be launched.
-pub(crate) const KERNELS: [&Definition; 5] =
-    [Add::DEFINITION, Note::DEFINITION, Spin::DEFINITION, Echo::DEFINITION, Turn::DEFINITION];
+pub(crate) const KERNELS: [&Definition; 8] = [
+    Add::DEFINITION,
+    Note::DEFINITION,
+    Spin::DEFINITION,
+    Echo::DEFINITION,
+    Turn::DEFINITION,
+    Late::DEFINITION,
+    Look::DEFINITION,
+    Hasty::DEFINITION,
+];
 
 /// A device that poisons its memory, one stream of it, and a log in its memory.
 pub(crate) struct Rig {
@@ -118,8 +126,13 @@ impl Log {
     }
 }
 
+/// As [`twin`], for one that may start early.
+const fn early_twin(symbol: &'static str) -> Option<Twin> {
+    Some(Twin { source: &WORDS, symbol, block: 1, shared_bytes: 0, overlaps: true })
+}
+
 const fn twin(symbol: &'static str, block: u32, shared_bytes: u32) -> Option<Twin> {
-    Some(Twin { source: &WORDS, symbol, block, shared_bytes })
+    Some(Twin { source: &WORDS, symbol, block, shared_bytes, overlaps: false })
 }
 
 /// Declares a kernel whose arguments are always legal.
@@ -258,4 +271,42 @@ kernel!(
         memory.write(args.words, args.count as usize)?.reverse();
         Ok(())
     }
+);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(crate) struct LateArgs {
+    pub(crate) to: Ptr<u32>,
+    pub(crate) value: u32,
+    pub(crate) nanoseconds: u32,
+}
+
+kernel!(
+    /// Lets the next launch start, and writes so much later.
+    Late(LateArgs) = "late" [""], early_twin("late"), |_| 1, |args, memory| {
+        memory.write(args.to, 1)?[0] = args.value;
+        Ok(())
+    }
+);
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(crate) struct LookArgs {
+    pub(crate) to: Ptr<u32>,
+    pub(crate) from: Ptr<u32>,
+}
+
+fn look_on_host(args: &LookArgs, memory: &Access<'_>) -> Result<(), Fault> {
+    memory.write(args.to, 1)?[0] = memory.read(args.from, 1)?[0];
+    Ok(())
+}
+
+kernel!(
+    /// Starts early, waits, and copies a word.
+    Look(LookArgs) = "look" [""], early_twin("look"), |_| 1, look_on_host
+);
+
+kernel!(
+    /// Starts early and copies a word as it is before it waits.
+    Hasty(LookArgs) = "hasty" [""], early_twin("hasty"), |_| 1, look_on_host
 );

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use graph::host::HostOptions;
-use graph::{Device, Emission, Error, Kernel, Staging};
+use graph::{Device, Emission, Error, Kernel, Recording, Staging};
 
 use crate::rig::{
-    Absent, Add, AddArgs, AddF32, Crowd, Echo, EchoArgs, KERNELS, Misfit, Rig, Spin, TURN, Turn, TurnArgs,
-    add, launch, of_words, open, spin, words, zeros,
+    Absent, Add, AddArgs, AddF32, Crowd, Echo, EchoArgs, Hasty, KERNELS, Late, LateArgs, Look, LookArgs,
+    Misfit, Rig, Spin, TURN, Turn, TurnArgs, add, launch, of_words, open, spin, words, zeros,
 };
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -18,6 +18,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_kernel_is_loaded_at_its_first_launch", a_kernel_is_loaded_at_its_first_launch),
     ("a_kernel_without_a_twin_is_refused", a_kernel_without_a_twin_is_refused),
     ("a_twin_that_does_not_fit_is_refused", a_twin_that_does_not_fit_is_refused),
+    ("an_early_launch_waits_for_the_one_ahead", an_early_launch_waits_for_the_one_ahead),
     ("an_event_is_reached_when_its_work_is", an_event_is_reached_when_its_work_is),
     ("a_stream_waits_for_an_event_of_another", a_stream_waits_for_an_event_of_another),
     ("an_event_waited_for_is_the_point_of_then", an_event_waited_for_is_the_point_of_then),
@@ -129,6 +130,43 @@ fn a_twin_that_does_not_fit_is_refused() {
     }
     rig.note(1);
     rig.stream.synchronize().unwrap();
+}
+
+/// Launches that start early see what the launch ahead wrote if they wait, eager and replayed; one that does not
+/// wait shows that there is something to wait for.
+fn an_early_launch_waits_for_the_one_ahead() {
+    let rig = Rig::new();
+    let (from, to) = (zeros(&rig.device, "from", 1), zeros(&rig.device, "to", 1));
+    let keeps = [from.clone(), to.clone()];
+    let look = LookArgs { to: to.base().cast(), from: from.base().cast() };
+    let pair = |value: u32, hasty: bool| {
+        let late = LateArgs { to: from.base().cast(), value, nanoseconds: 200_000 };
+        let mut pair = launch::<Late>(&late);
+        match hasty {
+            true => pair.launch::<Hasty>(&look).unwrap(),
+            false => pair.launch::<Look>(&look).unwrap(),
+        }
+        pair
+    };
+    let seen = |hasty: bool, value: u32| {
+        rig.stream.run(pair(value, hasty), &keeps).unwrap();
+        rig.stream.synchronize().unwrap();
+        words(&to, 1)[0]
+    };
+    assert!((1..50).all(|value| seen(false, value) == value));
+    let capture = Recording::begin(&rig.stream, "look").unwrap();
+    rig.stream.run(pair(77, false), &keeps).unwrap();
+    let exec = capture.finish(keeps.to_vec()).unwrap();
+    for _ in 0..20 {
+        from.write(from.base().cast(), &[0u32]).unwrap();
+        rig.stream.replay(&exec).unwrap();
+        rig.stream.synchronize().unwrap();
+        assert_eq!(words(&to, 1)[0], 77);
+    }
+    let Device::Cuda(cuda) = &rig.device else { unreachable!("the rig's device is one") };
+    if !cuda.architecture().starts_with("sm_8") {
+        assert!((100..150).any(|value| seen(true, value) != value), "no launch started early");
+    }
 }
 
 fn an_event_is_reached_when_its_work_is() {

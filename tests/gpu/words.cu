@@ -31,6 +31,26 @@ struct Turn {
     u32 pad;
 };
 
+struct Late {
+    u32* to;
+    u32 value;
+    u32 nanoseconds;
+};
+
+struct Look {
+    u32* to;
+    const u32* from;
+};
+
+#ifdef ARGS_BYTES_late
+static_assert(sizeof(Late) == ARGS_BYTES_late, "the block of `late`");
+#endif
+#ifdef ARGS_BYTES_look
+static_assert(sizeof(Look) == ARGS_BYTES_look, "the block of `look`");
+#endif
+#ifdef ARGS_BYTES_hasty
+static_assert(sizeof(Look) == ARGS_BYTES_hasty, "the block of `hasty`");
+#endif
 #ifdef ARGS_BYTES_add
 static_assert(sizeof(Add) == ARGS_BYTES_add, "the block of `add`");
 #endif
@@ -73,4 +93,34 @@ extern "C" __global__ void turn(Turn args) {
     for (u32 i = threadIdx.x; i < args.count; i += blockDim.x) words[i] = args.words[i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < args.count; i += blockDim.x) args.words[i] = words[args.count - 1 - i];
+}
+
+static __device__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next launch start, and writes much later.
+extern "C" __global__ void late(Late args) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    u64 end = nanoseconds() + args.nanoseconds;
+    while (nanoseconds() < end) {
+    }
+    *(volatile u32*)args.to = args.value;
+}
+
+// Waits, then looks.
+extern "C" __global__ void look(Look args) {
+    wait_for_previous();
+    *args.to = *(const volatile u32*)args.from;
+}
+
+// Looks, then waits.
+extern "C" __global__ void hasty(Look args) {
+    u32 seen = *(const volatile u32*)args.from;
+    wait_for_previous();
+    *args.to = seen;
 }

@@ -21,7 +21,7 @@ const BLANK: Blank = Blank { at: Ptr::new(0x7000), rest: [1, 2, 3, 4, 5, 6, 7, 8
 
 static SOURCE: Source = Source { name: "blank.cu", text: "", includes: &[] };
 static OTHER_SOURCE: Source = Source { name: "blanks.cu", text: "", includes: &[] };
-const TWIN: Twin = Twin { source: &SOURCE, symbol: "blank", block: 64, shared_bytes: 128 };
+const TWIN: Twin = Twin { source: &SOURCE, symbol: "blank", block: 64, shared_bytes: 128, overlaps: false };
 
 /// Kernels that differ in one thing.
 macro_rules! kernel {
@@ -59,6 +59,7 @@ kernel!(WithTwin, "blank", "f32", Grid([2, 3, 4]), Some(TWIN));
 kernel!(TwinSource, "blank", "f32", Grid([2, 3, 4]), Some(Twin { source: &OTHER_SOURCE, ..TWIN }));
 kernel!(TwinSymbol, "blank", "f32", Grid([2, 3, 4]), Some(Twin { symbol: "blank2", ..TWIN }));
 kernel!(TwinBlock, "blank", "f32", Grid([2, 3, 4]), Some(Twin { block: 128, ..TWIN }));
+kernel!(TwinOverlaps, "blank", "f32", Grid([2, 3, 4]), Some(Twin { overlaps: true, ..TWIN }));
 kernel!(TwinShared, "blank", "f32", Grid([2, 3, 4]), Some(Twin { shared_bytes: 64, ..TWIN }));
 kernel!(TwinTurned, "blank", "f32", Grid([2, 3, 4]), Some(Twin { block: 128, shared_bytes: 64, ..TWIN }));
 kernel!(NamedCopy, "copy", "", Grid([2, 3, 4]));
@@ -151,6 +152,7 @@ fn any_difference_changes_the_digest() {
     add("a twin of another source".into(), &launch::<TwinSource>(&BLANK));
     add("a twin of another symbol".into(), &launch::<TwinSymbol>(&BLANK));
     add("a twin with more threads".into(), &launch::<TwinBlock>(&BLANK));
+    add("a twin that starts early".into(), &launch::<TwinOverlaps>(&BLANK));
     add("a twin with less shared memory".into(), &launch::<TwinShared>(&BLANK));
     add("a twin with its numbers turned".into(), &launch::<TwinTurned>(&BLANK));
     add("a kernel named copy".into(), &launch::<NamedCopy>(&BLANK));

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Fault, FaultKind, Result};
 use crate::exec::Times;
-use crate::kernel::Grid;
+use crate::kernel::{Grid, Twin};
 
 /// The oldest driver that has every symbol used here: CUDA 12.8.
 const OLDEST_DRIVER: i32 = 12_080;
@@ -361,6 +361,11 @@ impl StreamHandle {
             }
             Submission::Launch { function, grid: Grid([x, y, z]), block } => {
                 let mut parameters = [block.as_ptr().cast_mut().cast::<c_void>()];
+                let mut overlap = sys::CUlaunchAttribute {
+                    id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    pad: [0; 4],
+                    value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+                };
                 let config = sys::CUlaunchConfig {
                     gridDimX: x,
                     gridDimY: y,
@@ -370,9 +375,8 @@ impl StreamHandle {
                     blockDimZ: 1,
                     sharedMemBytes: function.shared_bytes,
                     hStream: self.raw,
-                    // Programmatic dependent launch is an attribute of a launch: its place is here.
-                    attrs: null_mut(),
-                    numAttrs: 0,
+                    attrs: &mut overlap,
+                    numAttrs: function.overlaps.into(),
                 };
                 // SAFETY: the function takes one parameter of the block's size (checked when it was loaded),
                 // and the driver copies it before the call returns; the rest is the caller's promise.
@@ -530,6 +534,7 @@ pub(super) struct Function {
     raw: sys::CUfunction,
     threads: u32,
     shared_bytes: u32,
+    overlaps: bool,
 }
 
 // SAFETY: a name for a kernel; the driver's functions may be used from any thread.
@@ -548,7 +553,8 @@ impl Module {
     }
 
     /// Finds a kernel, loads its code and allows it its shared memory.
-    pub(super) fn function(&self, symbol: &str, threads: u32, shared_bytes: u32) -> Outcome<Function> {
+    pub(super) fn function(&self, twin: &Twin) -> Outcome<Function> {
+        let Twin { symbol, block: threads, shared_bytes, overlaps, .. } = *twin;
         use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED;
         self.context.bind()?;
         let symbol = CString::new(symbol).map_err(|_| Failure(CUresult::CUDA_ERROR_NOT_FOUND))?;
@@ -565,7 +571,9 @@ impl Module {
                 done(sys::cuFuncSetAttribute(raw, SHARED, shared_bytes as c_int))?;
             }
         }
-        Ok(Function { raw, threads, shared_bytes })
+        // The launch attribute exists from this generation on.
+        let overlaps = overlaps && self.context.capability.0 >= 9;
+        Ok(Function { raw, threads, shared_bytes, overlaps })
     }
 
     /// The sizes of a function's parameters, in order.

@@ -89,9 +89,7 @@ pub(super) fn twin(definition: &Definition) -> Result<Twin> {
 /// Finds the kernel of a twin and checks that it takes the argument block by value as its only parameter.
 fn function(module: &Module, definition: &Definition, twin: &Twin) -> Result<Function> {
     let doing = || format!("find `{}` of", twin.symbol);
-    let function = module
-        .function(twin.symbol, twin.block, twin.shared_bytes)
-        .map_err(|failure| refused(twin.source, &doing(), failure))?;
+    let function = module.function(twin).map_err(|failure| refused(twin.source, &doing(), failure))?;
     let parameters =
         module.parameters(function).map_err(|failure| refused(twin.source, &doing(), failure))?;
     match parameters[..] == [definition.args_bytes] {
