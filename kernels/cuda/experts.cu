@@ -126,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(PLACES * 32, 2) experts_down(DownAr
         const u32 id = mine && !shared ? ids[place] : 0;
         const bool exists = shared || id < n.experts;
         const bf16* const expert = shared ? a.shared_down : a.down + (u64)id * tiles * units * CUTS * TILE * UNIT;
-        Stream<3> weights(Tiles(expert, units * CUTS).unit(tile, cut * units), mine && exists ? units : 0);
+        Stream<2> weights(Tiles(expert, units * CUTS).unit(tile, cut * units), mine && exists ? units : 0);
         if (!waited) {
             let_next_start();
             wait_for_previous();

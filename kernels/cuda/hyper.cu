@@ -130,7 +130,7 @@ template <u32 NT> __device__ __forceinline__ void up_some(const UpArgs& a, u32 f
     const u32 lane = lane_id(), per = outputs_per_tile(a.streams), tiles = ceil_div(a.hidden, per);
     const u32 tile = blockIdx.x * UP_WARPS + warp_id();
     const Slices slices(a.rank, 1);
-    Stream<NT == 1 ? 5 : 4> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
+    Stream<NT == 1 ? 5 : NT == 2 ? 4 : 3> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
     follow();
     const Rows low{a.low + (u64)first_row * a.rank, a.rank, rows, a.rank};
     const bf16* x[NT];

@@ -19,11 +19,26 @@ __device__ __forceinline__ Quad load_weight(const void* from) {
     return v;
 }
 
+// The number by which instructions on shared memory know a place in it: half the registers of a pointer.
+__device__ __forceinline__ u32 shared_address(const void* place) { return (u32)__cvta_generic_to_shared(place); }
+
 // Starts a copy of 16 bytes to shared memory, or of zeros if not `live`. `from` must be aligned either way.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool live) {
-    const u32 address = (u32)__cvta_generic_to_shared(to);
+__device__ __forceinline__ void copy_async(u32 to, const void* from, bool live) {
     const u32 bytes = live ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool live) {
+    copy_async(shared_address(to), from, live);
+}
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ Quad load_shared(u32 from) {
+    Quad v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3},[%4];"
+                 : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+                 : "r"(from)
+                 : "memory");
+    return v;
 }
 
 // Ends a group of copies.

@@ -193,36 +193,6 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
     static_assert(ROWS * SUM_PITCH * sizeof(float) <= SHARED);
     static constexpr u32 CHUNKS = ROWS * 8 / THREADS;
 
-    // Starts the copy of one unit of the weights.
-    __device__ static __forceinline__ void stage_weights(const Tiles& w, u32 tile, u32 last, u32 unit, Quad* to) {
-#pragma unroll
-        for (u32 i = 0; i < TILES * UNIT_QUADS / THREADS; ++i) {
-            const u32 at = i * THREADS + threadIdx.x;
-            const u32 from = (least(tile + at / UNIT_QUADS, last) * w.units + unit) * UNIT_QUADS + at % UNIT_QUADS;
-            copy_async(to + at, w.base + from, true);
-        }
-    }
-
-    // Starts the copy of one unit of the rows.
-    __device__ static __forceinline__ void stage_rows(const bf16* const (&rows)[CHUNKS], u32 column, u32 columns,
-                                                      bool aligned, const void* readable, Quad* to) {
-#pragma unroll
-        for (u32 i = 0; i < CHUNKS; ++i) {
-            const u32 at = column + threadIdx.x % 8 * 8;
-            Quad* const place = to + (i * (THREADS / 8) + threadIdx.x / 8) * PITCH + threadIdx.x % 8;
-            const bool live = rows[i] != nullptr && at < columns;
-            if (!live || (aligned && at + 8 <= columns)) {
-                copy_async(place, live ? (const void*)(rows[i] + at) : readable, live);
-            } else {
-                Quad some = {};
-#pragma unroll
-                for (u32 e = 0; e < 8; ++e)
-                    if (at + e < columns) some.word[e / 2] |= (u32)rows[i][at + e].bits << 16 * (e % 2);
-                *place = some;
-            }
-        }
-    }
-
     // Tiles `tile ..` (the last of the matrix is `last`), from unit `first` on, slices `slice_from .. slice_to`,
     // by rows `row(0 .. ROWS)`, null where there is none, from column 0 on. Leaves sums in shared memory:
     // [ROWS][SUM_PITCH].
@@ -233,50 +203,79 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
         const u32 lane = lane_id(), g = lane / 4, t = lane % 4;
         const u32 tile_at = warp_id() % WARPS_ALONG_TILES * MT, row_at = warp_id() / WARPS_ALONG_TILES * NT * 8;
         const u32 unit_from = slices.from(slice_from), unit_to = least(slices.from(slice_to), slices.units);
-        const u32 units = unit_to - unit_from;
-        const auto weights = [&](u32 step) {
-            stage_weights(w, tile, last, first + unit_from + step, pool + step % STAGES * STAGE);
+        const u32 units = unit_to - unit_from, ring = shared_address(pool);
+
+        // Of every unit a thread copies some quads of the weights and some of the rows, always at the same places.
+        u32 quads[TILES * UNIT_QUADS / THREADS];
+#pragma unroll
+        for (u32 i = 0; i < TILES * UNIT_QUADS / THREADS; ++i) {
+            const u32 at = i * THREADS + threadIdx.x;
+            quads[i] = (least(tile + at / UNIT_QUADS, last) * w.units + first + unit_from) * UNIT_QUADS + at % UNIT_QUADS;
+        }
+        const auto copy_weights = [&](u32 step, u32 stage) {
+#pragma unroll
+            for (u32 i = 0; i < TILES * UNIT_QUADS / THREADS; ++i)
+                copy_async(ring + (stage * STAGE + i * THREADS + threadIdx.x) * 16,
+                           w.base + quads[i] + step * UNIT_QUADS, true);
         };
 #pragma unroll
         for (u32 step = 0; step + 1 < STAGES; ++step)
-            if (step < units) weights(step);
+            if (step < units) copy_weights(step, step);
         depend();
         const bf16* rows[CHUNKS];
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; ++i) rows[i] = row(i * (THREADS / 8) + threadIdx.x / 8);
-        const auto more = [&](u32 step) {
-            Quad* const to = pool + step % STAGES * STAGE + TILES * UNIT_QUADS;
-            stage_rows(rows, (unit_from + step) * UNIT, columns, aligned, w.base, to);
+        const auto copy_rows = [&](u32 step, u32 stage) {
+            const u32 at = (unit_from + step) * UNIT + threadIdx.x % 8 * 8;
+            const u32 to = stage * STAGE + TILES * UNIT_QUADS + threadIdx.x / 8 * PITCH + threadIdx.x % 8;
+#pragma unroll
+            for (u32 i = 0; i < CHUNKS; ++i) {
+                const bool live = rows[i] != nullptr && at < columns;
+                const u32 place = to + i * (THREADS / 8) * PITCH;
+                if (!live || (aligned && at + 8 <= columns)) {
+                    copy_async(ring + place * 16, live ? (const void*)(rows[i] + at) : w.base, live);
+                } else {
+#pragma unroll 1
+                    for (u32 e = 0; e < 8; ++e)
+                        ((bf16*)(pool + place))[e] = at + e < columns ? rows[i][at + e] : bf16{0};
+                }
+            }
         };
 #pragma unroll
         for (u32 step = 0; step + 1 < STAGES; ++step) {
-            if (step < units) more(step);
+            if (step < units) copy_rows(step, step);
             copy_commit();
         }
 
-        float total[MT][NT][4] = {}, sums[MT][NT][4] = {};
+        // The one number that adds up with every other to that other, zeros of either sign included.
+        float total[MT][NT][4], sums[MT][NT][4] = {};
+#pragma unroll
+        for (u32 i = 0; i < MT * NT * 4; ++i) total[i / 4 / NT][i / 4 % NT][i % 4] = -0.0f;
         u32 left = slices.per;
-        bool whole = false;
+        u32 stage = 0, next = STAGES - 1;
+#pragma unroll 1
         for (u32 step = 0; step < units; ++step) {
             copy_wait<STAGES - 2>();
             __syncthreads();
             if (step + STAGES - 1 < units) {
-                weights(step + STAGES - 1);
-                more(step + STAGES - 1);
+                copy_weights(step + STAGES - 1, next);
+                copy_rows(step + STAGES - 1, next);
             }
             copy_commit();
-            const Quad* const here = pool + step % STAGES * STAGE;
-            const Quad* const strips = here + TILES * UNIT_QUADS + (row_at + g) * PITCH + t * 2;
+            const u32 tiles = ring + (stage * STAGE + tile_at * UNIT_QUADS + lane) * 16;
+            const u32 strips = ring + (stage * STAGE + TILES * UNIT_QUADS + (row_at + g) * PITCH + t * 2) * 16;
+            next = stage;
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
 #pragma unroll
             for (u32 h = 0; h < 2; ++h) {
                 Quad x[NT];
 #pragma unroll
-                for (u32 n = 0; n < NT; ++n) x[n] = strips[n * 8 * PITCH + h];
+                for (u32 n = 0; n < NT; ++n) x[n] = load_shared(strips + (n * 8 * PITCH + h) * 16);
 #pragma unroll
                 for (u32 m = 0; m < MT; ++m)
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        const Quad a = here[(tile_at + m) * UNIT_QUADS + (h * 2 + j) * 32 + lane];
+                        const Quad a = load_shared(tiles + (m * UNIT_QUADS + (h * 2 + j) * 32) * 16);
 #pragma unroll
                         for (u32 n = 0; n < NT; ++n)
                             mma(sums[m][n], a.word[0], a.word[1], a.word[2], a.word[3], x[n].word[j * 2],
@@ -287,10 +286,9 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
 #pragma unroll
                 for (u32 i = 0; i < MT * NT * 4; ++i) {
                     float &sum = total[i / 4 / NT][i / 4 % NT][i % 4], &slice = sums[i / 4 / NT][i / 4 % NT][i % 4];
-                    sum = whole ? add(sum, slice) : slice;
+                    sum = add(sum, slice);
                     slice = 0.0f;
                 }
-                whole = true;
                 left = slices.per;
             }
         }

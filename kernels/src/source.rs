@@ -107,7 +107,6 @@ const INCLUDES: &[(&str, &str)] = includes![
     "common.cuh",
     "few.cuh",
     "history.cuh",
-    "matrix.cuh",
     "ptx.cuh",
     "select.cuh",
     "state.cuh",

@@ -54,7 +54,7 @@ fn a_log_says_registers_and_spills() {
     let mut found = compile(&WORDS, "sm_90a", &KERNELS).unwrap().resources();
     found.sort_by(|a, b| a.symbol.cmp(&b.symbol));
     let symbols: Vec<&str> = found.iter().map(|kernel| kernel.symbol.as_str()).collect();
-    assert_eq!(symbols, ["add", "echo", "note", "spin", "turn"]);
+    assert_eq!(symbols, ["add", "echo", "hasty", "late", "look", "note", "spin", "turn"]);
     for kernel in found {
         assert!((1..=64).contains(&kernel.registers), "{kernel:?}");
         assert_eq!((kernel.spill_stores, kernel.spill_loads), (0, 0), "{kernel:?}");

@@ -25,11 +25,17 @@ pub(crate) struct Queue {
 /// Owners that wait for their work.
 #[derive(Default)]
 struct Held {
+    /// What the newest work points into; no event marks its end yet.
+    unmarked: Vec<Keeps>,
     /// What goes once its event is reached, oldest first.
-    retiring: VecDeque<(EventHandle, Keeps)>,
+    retiring: VecDeque<(EventHandle, Vec<Keeps>)>,
     /// Events to use again.
     spare: Vec<EventHandle>,
 }
+
+/// Runs of work that share an event: recording and asking for one costs the host about a microsecond, and a
+/// round is three of them.
+const MARKED_TOGETHER: usize = 16;
 
 /// What pending work points into.
 #[expect(dead_code, reason = "they are held, not looked at")]
@@ -53,7 +59,6 @@ impl Queue {
             return Ok(());
         }
         let mut held = self.held.lock();
-        self.reap(&mut held);
         self.submit(emission, &functions).map_err(|(index, failure)| {
             self.cuda.fail(failure, format!("queueing {}", describe(emission, index)))
         })?;
@@ -63,7 +68,6 @@ impl Queue {
     /// Queues a replay.
     pub(crate) fn replay(&self, exec: &Exec, graph: &Graph) -> Result<()> {
         let mut held = self.held.lock();
-        self.reap(&mut held);
         let launched = self.stream.launch_graph(graph);
         launched.map_err(|failure| self.cuda.fail(failure, format!("replaying `{}`", exec.label())))?;
         self.retire(&mut held, Keeps::Exec(exec.clone()))
@@ -110,7 +114,10 @@ impl Queue {
         self.cuda.state.healthy()?;
         let waited = self.stream.synchronize();
         waited.map_err(|failure| self.cuda.fail(failure, "work queued before a synchronisation"))?;
-        self.reap(&mut self.held.lock());
+        let mut held = self.held.lock();
+        self.mark(&mut held);
+        self.reap(&mut held);
+        drop(held);
         self.cuda.free_released();
         Ok(())
     }
@@ -158,16 +165,29 @@ impl Queue {
         }
     }
 
-    /// Holds `keeps` until everything queued so far has run.
+    /// Holds `keeps` until everything queued so far has run, and lets go of what has.
     fn retire(&self, held: &mut Held, keeps: Keeps) -> Result<()> {
+        held.unmarked.push(keeps);
+        if held.unmarked.len() >= MARKED_TOGETHER {
+            self.mark(held);
+            self.reap(held);
+        }
+        self.cuda.state.healthy()
+    }
+
+    /// Marks the end of what has no event yet.
+    fn mark(&self, held: &mut Held) {
+        if held.unmarked.is_empty() {
+            return;
+        }
         let event = held.spare.pop().map_or_else(|| EventHandle::new(self.cuda.context()), Ok);
         let recorded = event.and_then(|event| self.stream.record(&event).map(|()| event));
         let event = recorded.unwrap_or_else(|failure| {
             self.cuda.fail(failure, "marking the end of queued work");
             EventHandle::none(self.cuda.context())
         });
+        let keeps = std::mem::take(&mut held.unmarked);
         held.retiring.push_back((event, keeps));
-        self.cuda.state.healthy()
     }
 
     /// Lets go of what has run. After a fault nothing runs, and nothing is held.
@@ -187,7 +207,8 @@ impl Queue {
 /// What pending work points to must not go before it has run: the last handle of a stream waits.
 impl Drop for Queue {
     fn drop(&mut self) {
-        if !self.held.get_mut().retiring.is_empty() {
+        let held = self.held.get_mut();
+        if !held.retiring.is_empty() || !held.unmarked.is_empty() {
             // A failure means that nothing runs any more.
             let _ = self.stream.synchronize();
         }
