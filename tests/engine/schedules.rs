@@ -1,8 +1,9 @@
 //! Random schedules: arrivals, lengths, cancellations, options, page pressure, slab growth, mixed classes.
 
 use planner::ClassId;
-use runtime::engine::{Engine, EngineOptions, Event, Reason, Turn};
+use runtime::engine::{Engine, EngineOptions};
 use runtime::receipts::{Planned, Random, Schedule, play};
+use tests::churn::churn;
 
 use crate::{small, tight};
 
@@ -115,41 +116,13 @@ fn churn_captures_nothing_after_the_ladder() {
     });
     let ladder = engine.stats();
     assert_eq!((ladder.bank.captured, ladder.graphs), (16, 16));
-    let (mut random, mut rounds, mut id) = (Random::new(6), 0, 0);
     let used = engine.runner().device.used_bytes();
-    let mut inboxes = Vec::new();
-    let mut widths = [0u32; 17];
-    while rounds < 10_000 {
-        // The crowd swells to 16 lanes and thins out again, and lanes leave after a few ids all the time.
-        let wave = (rounds / 200) % 32;
-        let crowd = 1 + wave.min(31 - wave) as usize;
-        if engine.state().lanes().count() + engine.state().waiting().len() < crowd {
-            id += 1;
-            let prompt = (0..1 + random.below(8)).map(|_| random.below(VOCAB)).collect();
-            let mut submission = runtime::request::Submission::new(prompt);
-            submission.max_tokens = Some(8 + random.below(40));
-            submission.ignore_eos = true;
-            let (sender, events) = crossbeam_channel::unbounded();
-            engine.submit(planner::RequestId(id), submission, sender);
-            inboxes.push(events);
-        }
-        if let Turn::Settled(settled) = engine.turn().expect("runs") {
-            rounds += 1;
-            if settled.round.kind == planner::Kind::Decode {
-                widths[settled.round.row_count() as usize] += 1;
-            }
-        }
-    }
-    while !engine.is_idle() {
-        engine.turn().expect("runs");
-    }
+    let widths = churn(&mut engine, 10_000, VOCAB);
     let stats = engine.stats();
     assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
     assert!(stats.rounds.replayed > 5_000, "{}", stats.rounds);
     assert!(widths[1..].iter().all(|rounds| *rounds > 0), "rounds by lanes: {widths:?}");
     assert_eq!(engine.runner().device.used_bytes(), used);
-    let length = |event| matches!(event, Event::Finished(finished) if finished.reason == Reason::Length);
-    assert!(inboxes.iter().all(|events| events.try_iter().last().is_some_and(length)));
 }
 
 /// A failing schedule shrinks to the one request that fails, and prints as a scene that the planner can play.

@@ -7,6 +7,7 @@ mod faults;
 mod memory;
 mod model;
 mod rig;
+mod service;
 mod streams;
 mod tools;
 
@@ -28,11 +29,12 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 9] = [
+const GROUPS: [Group; 10] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
     ("model", Needs::Device, model::TESTS),
+    ("service", Needs::Device, service::TESTS),
     ("tools", Needs::Device, tools::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("code", Needs::Compiler, code::TESTS),
