@@ -1,10 +1,11 @@
 //! The gated delta rule: the recurrence of the recurrent layers, row by row or in chunks of rows.
 //!
-//! Both kernels advance the same state by the same rule. They group the arithmetic differently, so they
+//! Step and chunk advance the same state by the same rule. They group the arithmetic differently, so they
 //! agree within tolerance, not bit for bit.
 
 mod form;
 mod inputs;
+mod ready;
 
 use std::marker::PhantomData;
 
@@ -16,6 +17,8 @@ use crate::numerics::{Element, exp};
 use crate::source;
 use crate::state::{Part, RowRange};
 use crate::table::PAGE;
+
+pub use ready::{DeltaReady, READY};
 
 /// The gated delta rule, one row of a slot after another.
 ///
@@ -52,24 +55,29 @@ pub struct DeltaStep<E>(PhantomData<E>);
 /// ```
 /// A chunk has only real rows: nothing of row i depends on the rows after it. Sums ascend.
 ///
-/// Shapes, domain and effects are those of [`DeltaStep`].
-/// CUDA       runs the recurrence of [`DeltaStep`], so the two agree bit for bit there
+/// Shapes, domain and effects are those of [`DeltaStep`]; [`DeltaReady`] ran with the same arguments.
+/// CUDA       chunks of [`SPAN`](ready::SPAN) rows, for which it reads ready; the host makes its own. A row that
+///            is not finite spoils its whole span
 /// Source     MODEL: gated delta net, chunked form; F solves the triangular system of U - W S directly
 pub struct DeltaChunk<E>(PhantomData<E>);
 
 /// Rows of a chunk: the prompt grid, so that a prompt may be cut at any multiple of it.
 pub const CHUNK: usize = PAGE;
 
-/// Rows of a block of the CUDA twin of [`DeltaChunk`], which takes the slots that begin there.
-pub(crate) const CHUNK_ROWS: u32 = 64;
+/// Rows of a block of the CUDA twin of [`DeltaChunk`], which takes the slots that begin there. One block after
+/// the other, the columns of all heads keep the device busy.
+pub(crate) const CHUNK_ROWS: u32 = 512;
 
-/// Arguments of [`DeltaStep`] and [`DeltaChunk`].
+/// Shared memory of a block of it.
+pub(crate) const CHUNK_SHARED: u32 = 60416;
+
+/// Arguments of [`DeltaStep`], [`DeltaReady`] and [`DeltaChunk`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Args {
     /// The covered rows.
     pub rows: RowRange,
-    /// qkv; row 0 of the round, as are x and y.
+    /// qkv; row 0 of the round, as are x, y and ready.
     pub qkv: Ptr<u8>,
     /// x, the stacked projection.
     pub x: Ptr<u8>,
@@ -77,10 +85,12 @@ pub struct Args {
     pub a_log: Ptr<f32>,
     /// dt_bias.
     pub dt_bias: Ptr<f32>,
-    /// The states S.
+    /// The states S; not used by [`DeltaReady`].
     pub state: Part,
-    /// y.
+    /// y; not used by [`DeltaReady`].
     pub y: Ptr<u8>,
+    /// What [`DeltaReady`] writes; not used by [`DeltaStep`].
+    pub ready: Ptr<f32>,
     /// Elements from one row of x to the next.
     pub stride: u32,
     /// First column of b in x.
@@ -100,13 +110,6 @@ pub struct Args {
 }
 
 impl Args {
-    /// A block for some columns of a head's state (fewer if keys are wide), and every run of so many rows.
-    fn grid(&self, rows: u32) -> Grid {
-        let columns = if self.k_width <= 128 { 16 } else { 8 };
-        let tiles = self.v_width.div_ceil(columns);
-        Grid::plane((self.v_heads * tiles) as usize, self.rows.count.div_ceil(rows) as usize)
-    }
-
     fn check(&self) -> Result<(), String> {
         let Args { k_heads, v_heads, k_width, v_width, .. } = *self;
         if self.rows.is_empty() || [k_heads, v_heads, k_width, v_width].contains(&0) {
@@ -130,14 +133,16 @@ impl<E: Element> Kernel for DeltaStep<E> {
     type Args = Args;
     const NAME: &'static str = "delta_step";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 64);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(1)
+        // A block holds two warps' columns: 16, or 8 if keys are wide.
+        let columns = if args.k_width <= 128 { 16 } else { 8 };
+        Grid::plane((args.v_heads * args.v_width.div_ceil(columns)) as usize, args.rows.len())
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
@@ -156,7 +161,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
     type Args = Args;
     const NAME: &'static str = "delta_chunk";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::DELTA, Self::NAME, 128, CHUNK_SHARED);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
@@ -164,7 +169,8 @@ impl<E: Element> Kernel for DeltaChunk<E> {
 
     fn grid(args: &Args) -> Grid {
         // The chunks of a slot follow each other, so they are not an axis.
-        args.grid(CHUNK_ROWS)
+        let columns = args.v_heads * args.v_width.div_ceil(16);
+        Grid::plane(columns as usize, args.rows.count.div_ceil(CHUNK_ROWS) as usize)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

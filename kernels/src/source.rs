@@ -34,6 +34,7 @@ pub const ALL: &[&Definition] = &[
     tiles::Pack::<bf16>::DEFINITION,
     conv::Conv::<bf16>::DEFINITION,
     delta::DeltaStep::<bf16>::DEFINITION,
+    delta::DeltaReady::<bf16>::DEFINITION,
     delta::DeltaChunk::<bf16>::DEFINITION,
     gate::GatedNorm::<bf16>::DEFINITION,
     heads::Heads::<bf16>::DEFINITION,
@@ -209,6 +210,8 @@ mod tests {
             (GATE.text, "HEADS", gate::HEADS),
             (RESIDUAL.text, "THREADS", residual::THREADS),
             (DELTA.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
+            (DELTA.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
+            (DELTA.text, "READY", delta::READY as u32),
         ];
         for (text, name, value) in constants {
             let line = format!("constexpr u32 {name} = {value};");

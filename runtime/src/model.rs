@@ -256,6 +256,7 @@ impl<'a> Body<'a> {
                 dt_bias: w.dt_bias.cast(),
                 state: lanes.part(state),
                 y: b.core,
+                ready: b.ready,
                 stride: stride as u32,
                 beta_at: (channels + values) as u32,
                 decay_at: (channels + values + heads) as u32,
@@ -266,7 +267,10 @@ impl<'a> Body<'a> {
                 zero: 0,
             };
             match self.shape.kind {
-                Kind::Prompt => launch!(self.e, element, delta::DeltaChunk, &args)?,
+                Kind::Prompt => {
+                    launch!(self.e, element, delta::DeltaReady, &args)?;
+                    launch!(self.e, element, delta::DeltaChunk, &args)?;
+                }
                 Kind::Decode => launch!(self.e, element, delta::DeltaStep, &args)?,
             }
         }

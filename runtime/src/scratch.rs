@@ -2,6 +2,7 @@
 
 use graph::{Arena, Device, Ptr, Region};
 use kernels::attend::parts;
+use kernels::delta::READY;
 use kernels::hyper;
 use kernels::index::split;
 use kernels::numerics::{CUTS, ElementType};
@@ -63,6 +64,8 @@ pub struct Buffers {
     pub stacked: Ptr<u8>,
     /// Convolved queries, keys and values.
     pub conv: Ptr<u8>,
+    /// What a prompt's row brings ready to its value heads, f32.
+    pub ready: Ptr<f32>,
     /// The recurrent layers' output before its gate.
     pub core: Ptr<u8>,
     /// A mixer's gated output.
@@ -180,6 +183,7 @@ impl Buffers {
             mixed: add("mixed", rows, c.hidden_size * bytes),
             stacked: add("stacked", rows, stacked * bytes),
             conv: add("conv", rows, c.linear_conv_width() * bytes),
+            ready: add("ready", rows, c.linear_num_value_heads * READY * 4).cast(),
             core: add("core", rows, c.linear_value_width() * bytes),
             gated: add("gated", rows, c.linear_value_width().max(c.attention_width()) * bytes),
             queries: add("queries", rows, c.attention_width() * bytes),

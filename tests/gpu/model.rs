@@ -83,6 +83,7 @@ fn parts(fixture: &Fixture) -> Vec<Part> {
         ("mixed", b.mixed.address(), Kind::Bf16),
         ("stacked", b.stacked.address(), Kind::Bf16),
         ("conv", b.conv.address(), Kind::Bf16),
+        ("ready", b.ready.address(), Kind::F32),
         ("core", b.core.address(), Kind::Bf16),
         ("gated", b.gated.address(), Kind::Bf16),
         ("queries", b.queries.address(), Kind::Bf16),

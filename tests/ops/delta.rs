@@ -1,13 +1,16 @@
-//! The gated delta rule: step and chunk against the recurrence in f64, and against each other.
+//! The gated delta rule: step, chunk and what rows bring ready against the recurrence in f64; step and chunk
+//! against each other.
 
 use graph::Kernel;
 use half::bf16;
-use kernels::delta::{Args, CHUNK, DeltaChunk, DeltaStep};
+use kernels::delta::{Args, CHUNK, DeltaChunk, DeltaReady, DeltaStep, READY};
 use kernels::numerics::Element;
 use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, cancelling, close, facts, poisoned, same};
 
 const SLOTS: usize = 4;
+/// Rows that bring ready how they enter each other.
+const SPAN: usize = 16;
 /// f32 values between two states of a slab that belong to nobody.
 const REST: usize = 16;
 
@@ -98,6 +101,24 @@ impl Layer {
         runs: &[(u32, usize)],
         rows: &Rows<E>,
     ) -> Vec<E> {
+        self.launch::<E, K>(first, runs, rows).0
+    }
+
+    /// What every row brings ready.
+    fn ready<E: Element>(&self, first: usize, runs: &[(u32, usize)], rows: &Rows<E>) -> Vec<f32> {
+        let mut after = self.clone();
+        let (y, ready) = after.launch::<E, DeltaReady<E>>(first, runs, rows);
+        poisoned("outputs", &y);
+        same("states", &after.states, &self.states);
+        ready
+    }
+
+    fn launch<E: Element, K: Kernel<Args = Args>>(
+        &mut self,
+        first: usize,
+        runs: &[(u32, usize)],
+        rows: &Rows<E>,
+    ) -> (Vec<E>, Vec<f32>) {
         let shape = self.shape;
         let mut all = vec![(SLOTS as u32, first)];
         all.extend(runs);
@@ -110,6 +131,7 @@ impl Layer {
         let mut scene = Scene::new();
         let states = scene.state("states", &self.states);
         let y = scene.output::<E>("y", facts.len() * shape.y_width());
+        let ready = scene.output::<f32>("ready", facts.len() * shape.v_heads * READY);
         let args = Args {
             rows: RowRange {
                 facts: scene.input("facts", &facts),
@@ -122,6 +144,7 @@ impl Layer {
             dt_bias: scene.input("dt_bias", &self.dt_bias),
             state: Part { base: states.cast(), stride: ((shape.state() + REST) * 4) as u64 },
             y: y.cast(),
+            ready,
             stride: shape.stride() as u32,
             beta_at: 3,
             decay_at: (4 + shape.v_heads) as u32,
@@ -135,7 +158,10 @@ impl Layer {
         self.states = scene.read(states, self.states.len());
         let y = scene.read(y, facts.len() * shape.y_width());
         poisoned("rows before the range", &y[..first * shape.y_width()]);
-        y[first * shape.y_width()..].to_vec()
+        let row_ready = shape.v_heads * READY;
+        let ready = scene.read(ready, facts.len() * row_ready);
+        poisoned("ready before the range", &ready[..first * row_ready]);
+        (y[first * shape.y_width()..].to_vec(), ready[first * row_ready..].to_vec())
     }
 
     /// The recurrence in f64; advances `state` and returns the outputs.
@@ -175,6 +201,92 @@ impl Layer {
         }
         outputs
     }
+}
+
+/// The outputs of a slot's rows in f64 from what they bring ready, span by span; advances `state`.
+fn from_ready<E: Element>(shape: Shape, rows: &Rows<E>, ready: &[f32], state: &mut [f64]) -> Vec<f64> {
+    let Shape { k_heads, v_heads, k_width, v_width } = shape;
+    let count = rows.qkv.len() / shape.channels();
+    let at = |row: usize, column: usize| f64::from(rows.qkv[row * shape.channels() + column].widen());
+    let mut outputs = vec![0.0; count * shape.y_width()];
+    for h in 0..v_heads {
+        let query = h / (v_heads / k_heads) * k_width;
+        let (key, value) = (query + k_heads * k_width, 2 * k_heads * k_width + h * v_width);
+        let state = &mut state[h * k_width * v_width..][..k_width * v_width];
+        for first in (0..count).step_by(SPAN) {
+            let end = count.min(first + SPAN);
+            let brought = |row: usize, i: usize| f64::from(ready[(row * v_heads + h) * READY + i]);
+            for row in first..end {
+                for later in row + 1 - first..SPAN {
+                    assert_eq!(
+                        (brought(row, later), brought(row, SPAN + later)),
+                        (0.0, 0.0),
+                        "row {row}, {later}"
+                    );
+                }
+            }
+            for c in 0..v_width {
+                let see = |row: usize, from: usize| -> f64 {
+                    (0..k_width).map(|i| state[i * v_width + c] * at(row, from + i)).sum()
+                };
+                let wanted: Vec<f64> = (first..end)
+                    .map(|row| at(row, value + c) - brought(row, 2 * SPAN) * see(row, key))
+                    .collect();
+                let sum = |row: usize, from: usize, of: &[f64]| -> f64 {
+                    of.iter().enumerate().map(|(j, x)| brought(row, from + j) * x).sum()
+                };
+                let fresh: Vec<f64> = (first..end).map(|row| sum(row, 0, &wanted)).collect();
+                for row in first..end {
+                    outputs[row * shape.y_width() + h * v_width + c] =
+                        brought(row, 2 * SPAN + 1) * see(row, query) + sum(row, SPAN, &fresh);
+                }
+                for i in 0..k_width {
+                    let added: f64 = (first..end)
+                        .zip(&fresh)
+                        .map(|(row, fresh)| brought(row, 2 * SPAN + 2) * at(row, key + i) * fresh)
+                        .sum();
+                    let held = &mut state[i * v_width + c];
+                    *held = brought(end - 1, 2 * SPAN + 3) * *held + added;
+                }
+            }
+        }
+    }
+    outputs
+}
+
+fn ready_is_the_recurrence<E: Element>() {
+    let mut draw = Draw::new(7);
+    for shape in SHAPES {
+        for n in [1, 15, 16, 17, 40] {
+            let layer = Layer::new(shape, &mut draw);
+            let runs = [(2, n), (0, 1), (3, 5)];
+            let rows = Rows::<E>::new(shape, n + 6, &mut draw);
+            let ready = layer.ready(n % 3, &runs, &rows);
+            let mut row = 0;
+            for (slot, n) in runs {
+                let rows = rows.part(shape, row, n);
+                let brought = &ready[row * shape.v_heads * READY..][..n * shape.v_heads * READY];
+                let mut want_state: Vec<f64> = layer.state(slot as usize).iter().map(|&s| s.into()).collect();
+                let mut state = want_state.clone();
+                let y = from_ready(shape, &rows, brought, &mut state);
+                let narrow = |values: &[f64]| values.iter().map(|&x| x as f32).collect::<Vec<_>>();
+                close(&format!("{n} rows"), &narrow(&y), &layer.formula(&rows, &mut want_state), 0);
+                close(&format!("{n} rows: state"), &narrow(&state), &want_state, 0);
+                same("alone", brought, &layer.ready(0, &[(slot, n)], &rows));
+                row += n;
+            }
+        }
+    }
+}
+
+#[test]
+fn ready_rows_are_the_recurrence_in_f32() {
+    ready_is_the_recurrence::<f32>();
+}
+
+#[test]
+fn ready_rows_are_the_recurrence_in_bf16() {
+    ready_is_the_recurrence::<bf16>();
 }
 
 fn against_the_formula<E: Element, K: Kernel<Args = Args>>(lengths: &[usize]) {

@@ -25,8 +25,13 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        self.pieces(CHUNK)
+    }
+
+    /// Its rows, so many at a time.
+    pub(super) fn pieces(&self, count: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let end = self.rows.end;
-        self.rows.clone().step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+        self.rows.clone().step_by(count).map(move |first| first..end.min(first + count))
     }
 }
 
@@ -84,16 +89,33 @@ impl<'a, E: Element> Inputs<'a, E> {
         self.qkv[row * channels + from..][..width].iter().map(|x| x.widen()).collect()
     }
 
+    /// q and k of a key head.
+    fn raw_pair(&self, row: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
+        let q = self.head(row, head * self.k_width, self.k_width);
+        let k = self.head(row, (self.k_heads + head) * self.k_width, self.k_width);
+        (q, k)
+    }
+
     /// qn and kn of a key head.
     pub(super) fn unit_pair(&self, row: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
         let unit = |mut x: Vec<f32>, scale: f32| {
-            let inverse = 1.0 / (sum_of_squares(&x) + UNIT_EPS).sqrt();
+            let inverse = inverse_norm(&x);
             x.iter_mut().for_each(|x| *x = *x * inverse * scale);
             x
         };
-        let q = self.head(row, head * self.k_width, self.k_width);
-        let k = self.head(row, (self.k_heads + head) * self.k_width, self.k_width);
-        (unit(q, 1.0 / (self.k_width as f32).sqrt()), unit(k, 1.0))
+        let (q, k) = self.raw_pair(row, head);
+        (unit(q, self.query_scale()), unit(k, 1.0))
+    }
+
+    /// What makes qn of q, and kn of k.
+    pub(super) fn scales(&self, row: usize, head: usize) -> (f32, f32) {
+        let (q, k) = self.raw_pair(row, head);
+        (inverse_norm(&q) * self.query_scale(), inverse_norm(&k))
+    }
+
+    /// What a unit query is multiplied with.
+    fn query_scale(&self) -> f32 {
+        1.0 / (self.k_width as f32).sqrt()
     }
 
     /// v of a value head.
@@ -156,4 +178,8 @@ impl<'a, E: Element> Inputs<'a, E> {
             false => jobs.into_par_iter().map(run).collect(),
         }
     }
+}
+
+fn inverse_norm(x: &[f32]) -> f32 {
+    1.0 / (sum_of_squares(x) + UNIT_EPS).sqrt()
 }

@@ -56,6 +56,9 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
     } else if let Some(a) = e.args::<delta::DeltaStep<E>>(at).or(e.args::<delta::DeltaChunk<E>>(at)) {
         let [k_heads, v_heads, k, v] = [a.k_heads, a.v_heads, a.k_width, a.v_width].map(|n| n as usize);
         8 * lanes * v_heads * k * v + b * a.rows.len() * (2 * k_heads * k + 2 * v_heads * v)
+    } else if let Some(a) = e.args::<delta::DeltaReady<E>>(at) {
+        let (keys, heads) = ((a.k_heads * a.k_width) as usize, a.v_heads as usize);
+        a.rows.len() * (2 * b * keys + 4 * heads * delta::READY)
     } else if let Some(a) = e.args::<gate::GatedNorm<E>>(at) {
         3 * b * (a.rows * a.heads * a.width) as usize
     } else if let Some(a) = e.args::<heads::Heads<E>>(at) {
