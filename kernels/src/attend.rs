@@ -70,7 +70,7 @@ const BUNDLE: usize = 8;
 pub(crate) const HEADS: u32 = 16;
 
 /// Positions that a twin takes at a time, and the widest head.
-pub(crate) const SPAN: usize = 64;
+pub const SPAN: usize = 64;
 pub(crate) const WIDTH: usize = 256;
 
 /// Threads of a block of the twins, and its shared memory: keys and values of a span.

@@ -13,13 +13,13 @@ impl fmt::Display for Table {
             f,
             "registers, shared bytes (static + dynamic), local bytes, spilled bytes (stores / loads)"
         )?;
-        write!(f, "{:<14}", "kernel")?;
+        write!(f, "{:<18}", "kernel")?;
         ARCHITECTURES.iter().try_for_each(|architecture| write!(f, " | {:<26}", architecture.name))?;
         writeln!(f)?;
         let first = self.0.iter().take_while(|unit| unit.architecture.name == ARCHITECTURES[0].name);
         for definition in first.flat_map(|unit| &unit.definitions) {
             let twin = twin(definition);
-            write!(f, "{:<14}", twin.symbol)?;
+            write!(f, "{:<18}", twin.symbol)?;
             for architecture in &ARCHITECTURES {
                 let unit = self.0.iter().find(|unit| {
                     unit.architecture.name == architecture.name && unit.source.name == twin.source.name

@@ -29,6 +29,8 @@ use crate::keys::{FAULTS, Round, unsound};
 
 /// Contexts of the cache classes, and pages of their pools.
 const CLASSES: [(usize, u32); 3] = [(262_144, 40_000), (32_768, 5_000), (8_192, 300)];
+/// Rows of a decode round at most.
+const ROUND_ROWS: u32 = 5;
 /// Moments at which a request may arrive and a round is planned.
 const MOMENTS: u32 = 1500;
 
@@ -123,7 +125,10 @@ impl World {
         let device = Device::host(options);
         let dir = repository(dir);
         let size = Size { slots: 1, context: 64, rows: 160 };
-        let fixture = Fixture::on(&device, &dir, element, size);
+        let mut fixture = Fixture::on(&device, &dir, element, size);
+        let limits = fixture.runner.scratch.limits;
+        let limits = RoundLimits { decode_rows: ROUND_ROWS as usize, context: CLASSES[0].0, ..limits };
+        fixture.runner.reserve(limits).expect("addresses are plenty");
         let config = &fixture.runner.model.config;
         let class = |&(context, pages): &(usize, u32)| {
             let layout = Arc::new(LaneLayout::new(config, element, context));
@@ -152,7 +157,7 @@ impl World {
         let limits = Limits {
             context: CLASSES[0].0 as u32,
             piece_rows: 64,
-            round_rows: 5,
+            round_rows: ROUND_ROWS,
             decode_share: 2,
             queue: 100,
             audit: 0,

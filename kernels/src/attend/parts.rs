@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
-use super::{Held, SHARED, SPAN, Seen, THREADS, Values, accumulate, dots, head_tiles, held, softmax};
+pub use super::SPAN;
+use super::{Held, SHARED, Seen, THREADS, Values, accumulate, dots, head_tiles, held, softmax};
 use crate::heads::Projection;
 use crate::numerics::{Element, exp, sigmoid, widened};
 use crate::runs::pieces;

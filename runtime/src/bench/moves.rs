@@ -1,6 +1,8 @@
 //! What one launch must move at least: its weights, its state, its rows in and out, each once.
 
 use graph::Emission;
+use kernels::attend::parts;
+use kernels::index::split;
 use kernels::numerics::{CUTS, Element};
 use kernels::{attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram};
 use kernels::{residual, router, sample};
@@ -75,6 +77,27 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         let (queries, width) = (a.projection.q_heads * a.pages.width, a.pages.kv_heads * a.pages.width);
         let positions = if seen.prompt { seen.visible } else { selected(seen.config, seen.visible) };
         b * (lanes * positions * 2 * width as usize + 3 * a.rows.len() * queries as usize)
+    } else if let Some(a) = e.args::<split::IndexScore<E>>(at) {
+        let (width, blocks) = (a.pages.index_width as usize, seen.visible / a.pages.ratio as usize);
+        match blocks > a.top as usize {
+            true => {
+                b * width * (lanes * blocks + a.rows.len() * a.heads as usize) + 4 * a.rows.len() * blocks
+            }
+            false => 0,
+        }
+    } else if let Some(a) = e.args::<split::IndexTop<E>>(at) {
+        let (top, blocks) = (a.top as usize, seen.visible / a.pages.ratio as usize);
+        let scores = if blocks > top { blocks } else { 0 };
+        a.rows.len() * (4 * (scores + top) + 2 * b * a.pages.index_width as usize)
+    } else if let Some(a) = e.args::<parts::AttendPart<E>>(at) {
+        let (queries, width) = (a.projection.q_heads as usize, a.pages.width as usize);
+        let positions = selected(seen.config, seen.visible);
+        let keys_and_values = lanes * positions * 2 * a.pages.kv_heads as usize * width;
+        b * (keys_and_values + a.rows.len() * queries * width)
+            + span_bytes(a.rows.len() * queries, width, positions)
+    } else if let Some(a) = e.args::<parts::AttendJoin<E>>(at) {
+        let (heads, width) = (a.rows.len() * a.projection.q_heads as usize, a.pages.width as usize);
+        span_bytes(heads, width, selected(seen.config, seen.visible)) + 2 * b * heads * width
     } else if let Some(a) = e.args::<router::Route>(at) {
         (4 * a.rows * (a.experts + 2 * a.k)) as usize
     } else if let Some(a) = e.args::<experts::ExpertsUp<E>>(at).or(e.args::<experts::ExpertsUpPrompt<E>>(at))
@@ -86,6 +109,9 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         let s = sizes(a.sizes);
         let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
         b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * s.hidden
+    } else if let Some(a) = e.args::<experts::ExpertsGroup>(at) {
+        let s = sizes(a.sizes);
+        4 * (2 * s.rows * s.k + a.sizes.experts as usize + 1)
     } else if let Some(a) = e.args::<experts::ExpertsProducts<E>>(at) {
         let s = sizes(a.sizes);
         let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
@@ -108,6 +134,11 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         0
     };
     bytes as f64
+}
+
+/// Bytes of the sums and marks of so many heads' spans.
+fn span_bytes(heads: usize, width: usize, positions: usize) -> usize {
+    4 * heads * positions.div_ceil(parts::SPAN) * (width + 2)
 }
 
 /// [`experts::Sizes`] as sizes.

@@ -324,10 +324,12 @@ impl<'o> Rig<'o> {
     fn outside_layers(&self, emission: &Emission) -> Result<[f64; 2], Error> {
         let named = |entry: &Entry, wanted: &str| matches!(entry, Entry::Launch { kernel, .. } if kernel.name == wanted);
         let entries = emission.entries();
-        let first = entries.iter().position(|entry| named(entry, "embed")).map_or(0, |at| at + 1);
-        let last = entries.iter().rposition(|entry| named(entry, "experts_down")).map_or(0, |at| at + 1);
-        let before = self.repeated(&emission.pick(|at, _| at < first))?;
-        let after = self.repeated(&emission.pick(|at, _| at >= last))?;
+        let first = entries.iter().position(|entry| named(entry, "embed"));
+        let mut sums = ["experts_down", "experts_sum"].into_iter();
+        let last = sums.find_map(|sum| entries.iter().rposition(|entry| named(entry, sum)));
+        let (first, last) = first.zip(last).expect("a round embeds its rows, and has a layer at least");
+        let before = self.repeated(&emission.pick(|at, _| at <= first))?;
+        let after = self.repeated(&emission.pick(|at, _| at > last))?;
         Ok([before, after])
     }
 
