@@ -56,8 +56,8 @@ pub struct DeltaStep<E>(PhantomData<E>);
 /// A chunk has only real rows: nothing of row i depends on the rows after it. Sums ascend.
 ///
 /// Shapes, domain and effects are those of [`DeltaStep`]; [`DeltaReady`] ran with the same arguments.
-/// CUDA       chunks of [`SPAN`](ready::SPAN) rows, for which it reads ready; the host makes its own. A row that
-///            is not finite spoils its whole span
+/// CUDA       chunks of 16 rows, for which it reads ready; the host makes its own. A row that is not finite spoils
+///            all of its 16
 /// Source     MODEL: gated delta net, chunked form; F solves the triangular system of U - W S directly
 pub struct DeltaChunk<E>(PhantomData<E>);
 
@@ -69,7 +69,7 @@ pub const CHUNK: usize = PAGE;
 pub(crate) const CHUNK_ROWS: u32 = 512;
 
 /// Shared memory of a block of it.
-pub(crate) const CHUNK_SHARED: u32 = 60416;
+pub(crate) const CHUNK_SHARED: u32 = 61440;
 
 /// Arguments of [`DeltaStep`], [`DeltaReady`] and [`DeltaChunk`].
 #[repr(C)]
@@ -161,7 +161,7 @@ impl<E: Element> Kernel for DeltaChunk<E> {
     type Args = Args;
     const NAME: &'static str = "delta_chunk";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::DELTA, Self::NAME, 128, CHUNK_SHARED);
+    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::CHUNK, Self::NAME, 128, CHUNK_SHARED);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()

@@ -79,6 +79,7 @@ macro_rules! sources {
 sources! {
     ADVANCE = "advance.cu",
     ATTEND = "attend.cu",
+    CHUNK = "chunk.cu",
     CONV = "conv.cu",
     DELTA = "delta.cu",
     EMBED = "embed.cu",
@@ -106,6 +107,7 @@ const INCLUDES: &[(&str, &str)] = includes![
     "attention.cuh",
     "cluster.cuh",
     "common.cuh",
+    "delta.cuh",
     "few.cuh",
     "history.cuh",
     "ptx.cuh",
@@ -209,9 +211,9 @@ mod tests {
             (ATTEND.text, "JOINED", attend::parts::JOINED),
             (GATE.text, "HEADS", gate::HEADS),
             (RESIDUAL.text, "THREADS", residual::THREADS),
-            (DELTA.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
-            (DELTA.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
-            (DELTA.text, "READY", delta::READY as u32),
+            (CHUNK.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
+            (CHUNK.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
+            (CHUNK.text, "READY", delta::READY as u32),
         ];
         for (text, name, value) in constants {
             let line = format!("constexpr u32 {name} = {value};");

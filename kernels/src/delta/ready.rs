@@ -10,12 +10,12 @@ use crate::numerics::{Element, dot, exp};
 use crate::source;
 
 /// Rows of a span: the chunk of the CUDA twin of [`DeltaChunk`](super::DeltaChunk).
-pub(super) const SPAN: usize = 16;
+const SPAN: usize = 16;
 
-/// What a row brings for a value head: two rows of [`SPAN`] and four factors.
+/// What a row brings for a value head: a row of each of two matrices over its span, and four factors.
 pub const READY: usize = 2 * SPAN + 4;
 
-/// Spans of [`SPAN`] rows, counted from the first row of a slot in the launch: how the rows of a span enter each
+/// Spans of 16 rows, counted from the first row of a slot in the launch: how the rows of a span enter each
 /// other's fresh values and outputs.
 ///
 /// ```text
@@ -40,7 +40,7 @@ impl<E: Element> Kernel for DeltaReady<E> {
     type Args = Args;
     const NAME: &'static str = "delta_ready";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::DELTA, Self::NAME, 128);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::CHUNK, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         args.check()
