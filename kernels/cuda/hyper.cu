@@ -67,10 +67,16 @@ __device__ __forceinline__ void down_some(const DownArgs& a, const Quad* tile, c
     narrow_product<NT, WARPS, 2>(tile, x, slices, blockIdx.y * WARPS, Depend(),
                                  [&](u32 g, u32 r, float low, float high) {
                                      const u64 row = first_row + r;
+                                     if (gridDim.y == 1) {
+                                         if (first + g < outputs) put(a, first + g, row, low);
+                                         if (first + g + 8 < outputs) put(a, first + g + 8, row, high);
+                                         return;
+                                     }
                                      float* const part = a.parts + (blockIdx.y * a.rows + row) * outputs + first + g;
                                      if (first + g < outputs) part[0] = low;
                                      if (first + g + 8 < outputs) part[8] = high;
                                  });
+    if (gridDim.y == 1) return;
     if (!last_to_come(a.tickets + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y)) return;
     for (u32 i = threadIdx.x; i < TILE * x.count; i += WARPS * 32) {
         const u32 output = first + i % TILE, row = first_row + i / TILE;

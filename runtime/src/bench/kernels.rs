@@ -35,6 +35,8 @@ pub struct KernelRow {
     pub launches: usize,
     /// Seconds of a launch, one after another in a graph.
     pub seconds: f64,
+    /// Seconds that a launch adds to the round: what the round takes less without this kind, per launch.
+    pub in_place: f64,
     /// Bytes that a launch must move on average; 0 where they are too few to count.
     pub bytes: f64,
 }
@@ -54,7 +56,12 @@ pub(super) fn kinds(emission: &Emission) -> Vec<&'static str> {
 
 /// The launches of one kind, in order.
 pub(super) fn of_kind(emission: &Emission, name: &str) -> Emission {
-    emission.pick(|_, entry| matches!(entry, Entry::Launch { kernel, .. } if kernel.name == name))
+    emission.pick(|_, entry| is_kind(entry, name))
+}
+
+/// Whether an entry launches a kernel of this name.
+pub(super) fn is_kind(entry: &Entry, name: &str) -> bool {
+    matches!(entry, Entry::Launch { kernel, .. } if kernel.name == name)
 }
 
 /// What all launches of a list must move.
@@ -82,7 +89,8 @@ impl KernelTable {
         let row = |row: &KernelRow| {
             json!({
                 "line": "kernel", "kind": kind, "rows": rows, "context": context, "distinct_experts": distinct,
-                "kernel": row.name, "launches": row.launches, "us": 1e6 * row.seconds, "bytes": row.bytes,
+                "kernel": row.name, "launches": row.launches, "us": 1e6 * row.seconds,
+                "us_in_place": 1e6 * row.in_place, "bytes": row.bytes,
                 "bytes_per_second": row.bytes / row.seconds, "ms_in_round": 1e3 * row.all(),
             })
         };
@@ -101,11 +109,12 @@ impl fmt::Display for KernelTable {
             f,
             "kernels of a {kind} round, {rows} rows, synthetic context {context}, {distinct} experts"
         )?;
-        writeln!(f, "  kernel         launches   us each  ms in all   share         MB     TB/s")?;
+        writeln!(f, "  kernel         launches   us each  ms in all   share   in place         MB     TB/s")?;
         let sum = self.sum_ms();
         for row in kernels {
             let (us, ms) = (1e6 * row.seconds, 1e3 * row.all());
             write!(f, "  {:<14} {:8} {us:9.2} {ms:10.4} {:6.1}% ", row.name, row.launches, 100.0 * ms / sum)?;
+            write!(f, "{:10.2} ", 1e6 * row.in_place)?;
             match row.bytes > 0.0 {
                 true => {
                     writeln!(f, "{:10.3} {:8.3}", row.bytes / 1e6, row.bytes / row.seconds / 1e12)?;

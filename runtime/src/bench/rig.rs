@@ -9,7 +9,7 @@ use kernels::table::{Kind, PAGE, PromptRow, Row, Sampling};
 use planner::{RequestId, SlotId};
 
 use super::bytes::{RoundBytes, expected_distinct};
-use super::kernels::{KernelRow, KernelTable, bytes_of, kinds, of_kind};
+use super::kernels::{KernelRow, KernelTable, bytes_of, is_kind, kinds, of_kind};
 use super::moves::Seen;
 use super::report::{Bandwidth, PromptLine, RoundLine};
 use super::{BenchOptions, SEATING, WARM};
@@ -280,15 +280,20 @@ impl<'o> Rig<'o> {
         table.distinct = count_distinct(&self.chosen(table.rows)?);
         let seen = Seen { distinct: table.distinct, ..*seen };
         let emission = runner.emission(shape)?;
+        let whole = self.repeated(&emission)?;
         for name in kinds(&emission) {
             // A kernel reads what the last round left, not what the repetitions of another one did.
             fresh()?;
             let list = of_kind(&emission, name);
             let launches = list.len();
+            let seconds = self.repeated(&list)? / launches as f64;
+            fresh()?;
+            let rest = self.repeated(&emission.pick(|_, entry| !is_kind(entry, name)))?;
             table.kernels.push(KernelRow {
                 name,
                 launches,
-                seconds: self.repeated(&list)? / launches as f64,
+                seconds,
+                in_place: (whole - rest) / launches as f64,
                 bytes: bytes_of(&list, runner.model.element, &seen) / launches as f64,
             });
         }
