@@ -6,6 +6,8 @@ use benches::{Crowd, Figure, Meter, Unit, note, options, prompt, read_bytes_per_
 use benches::{spent_on, tiny};
 use kernels::numerics::ElementType;
 use kernels::tiles::Order;
+use runtime::open::Opened;
+use runtime::weights::WeightForm;
 
 const PROMPT: usize = 1500;
 const PIECE: usize = 512;
@@ -27,10 +29,8 @@ fn main() {
         took
     };
     pass();
-    let config = runtime::open::Opened::new(&tiny(), ElementType::Bf16, Order::Rows)
-        .expect("a model")
-        .checkpoint
-        .config;
+    let form = WeightForm::new(ElementType::Bf16, Order::Rows);
+    let config = Opened::new(&tiny(), form).expect("a model").checkpoint.config;
     let bytes = (0..PROMPT).step_by(PIECE).map(|start| {
         let end = PROMPT.min(start + PIECE);
         round_bytes(&config, ElementType::Bf16, end - start, 1, end)

@@ -1,23 +1,26 @@
-//! Memory with an owner: arenas on the device, pinned memory on the host, slabs of equal slots.
+//! Memory with an owner: arenas, which launches may name, wherever they live; pinned memory; slabs of equal slots.
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
+use parking_lot::Mutex;
 
 use crate::Ptr;
-use crate::cuda::{Cuda, PinnedMemory, Release};
+use crate::cuda::{Cuda, MappedFile, PinnedMemory, Release};
 use crate::device::{CudaDevice, Device, HostDevice};
 use crate::digest::{Digest, Digester};
 use crate::error::{Error, Result};
+use crate::file::FileMap;
 use crate::host::{Host, Place};
 use crate::region::Region;
 
 /// Counts allocations, so that no two arenas of a process share an epoch.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
-/// One allocation of device memory. Clones share it; it is freed when the last owner goes.
+/// Memory that launches may name, in one piece. Clones share it; it is freed when the last owner goes.
 #[derive(Clone)]
 pub struct Arena(Arc<Owned>);
 
@@ -27,6 +30,28 @@ struct Owned {
     address: u64,
     bytes: usize,
     epoch: u64,
+    home: Home,
+}
+
+/// What owns the bytes of an arena.
+enum Home {
+    /// Device memory.
+    Device,
+    /// Pinned host memory, which the device reads and writes at the same address.
+    Pinned(Mutex<Pinned>),
+    /// A mapped file of the host device.
+    HostFile(#[expect(dead_code, reason = "it is held, not looked at")] HostFile),
+    /// A mapped file that a CUDA device reads.
+    CudaFile(MappedFile),
+}
+
+/// A mapped file of the host device: its first address.
+struct HostFile(Arc<Host>, u64);
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        self.0.release(self.1);
+    }
 }
 
 impl Arena {
@@ -39,8 +64,46 @@ impl Arena {
             }
             Device::Cuda(CudaDevice(cuda)) => cuda.allocate(label, bytes)?,
         };
+        Ok(Arena::own(device, label, address, bytes, Home::Device))
+    }
+
+    pub(crate) fn pinned(device: &Device, label: &str, bytes: usize) -> Result<Arena> {
+        let pinned = device.pinned(label, bytes)?;
+        let address = pinned.base().address();
+        Ok(Arena::own(device, label, address, bytes, Home::Pinned(Mutex::new(pinned))))
+    }
+
+    pub(crate) fn file(
+        device: &Device,
+        label: &str,
+        file: &File,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Arena> {
+        const CALL: &str = "mapping a file";
+        device.state().refuse_in_capture(CALL)?;
+        device.state().healthy()?;
+        device.maps_files()?;
+        let map = FileMap::new(file, offset, bytes).map_err(|error| Error::Size {
+            call: CALL,
+            why: format!("{bytes} bytes from {offset} on for `{label}`: {error}"),
+        })?;
+        Ok(match device {
+            Device::Host(HostDevice(host)) => {
+                let lead = map.lead() as u64;
+                let base = host.memory().adopt(label, map);
+                Arena::own(device, label, base + lead, bytes, Home::HostFile(HostFile(host.clone(), base)))
+            }
+            Device::Cuda(CudaDevice(cuda)) => {
+                let file = MappedFile::new(cuda, label, map)?;
+                Arena::own(device, label, file.address(), bytes, Home::CudaFile(file))
+            }
+        })
+    }
+
+    fn own(device: &Device, label: &str, address: u64, bytes: usize, home: Home) -> Arena {
         let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
-        Ok(Arena(Arc::new(Owned { device: device.clone(), label: label.into(), address, bytes, epoch })))
+        Arena(Arc::new(Owned { device: device.clone(), label: label.into(), address, bytes, epoch, home }))
     }
 
     /// What the memory is for.
@@ -70,41 +133,67 @@ impl Arena {
 
     /// Writes `values` at `to`, which must lie in this arena. Waits for nothing: queued work may still
     /// read the old bytes.
+    ///
+    /// # Errors
+    /// The range is not in the arena, or the arena is a file; a capture is in progress; the device failed.
     pub fn write<T: Pod>(&self, to: Ptr<T>, values: &[T]) -> Result<()> {
         self.check_range("write", to, values.len())?;
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        match &self.0.device {
-            Device::Host(HostDevice(host)) => {
+        match (&self.0.device, &self.0.home) {
+            (_, Home::HostFile(_) | Home::CudaFile(_)) => {
+                let why = format!("`{}` is a file, mapped to be read", self.0.label);
+                Err(Error::Size { call: "write", why })
+            }
+            (Device::Host(HostDevice(host)), home) => {
                 host.state.refuse_in_capture("a synchronous write")?;
                 host.state.healthy()?;
                 let mut memory = host.memory();
-                if memory.is_virtual() {
+                if memory.is_virtual() && matches!(home, Home::Device) {
                     return Ok(());
                 }
                 let target = memory.bytes_mut(to.address(), bytes.len());
                 target.expect("the range was checked").copy_from_slice(bytes);
                 Ok(())
             }
-            Device::Cuda(CudaDevice(cuda)) => cuda.write(to.address(), bytes),
+            (Device::Cuda(CudaDevice(cuda)), Home::Pinned(pinned)) => {
+                cuda.ready("a synchronous write")?;
+                let from = self.offset(to);
+                pinned.lock().write(|all| all[from..][..bytes.len()].copy_from_slice(bytes));
+                Ok(())
+            }
+            (Device::Cuda(CudaDevice(cuda)), _) => cuda.write(to.address(), bytes),
         }
     }
 
     /// Reads `count` values at `from`, which must lie in this arena. Waits for nothing: synchronise first.
     pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Result<Vec<T>> {
         self.check_range("read", from, count)?;
-        match &self.0.device {
-            Device::Host(HostDevice(host)) => {
+        let bytes = count * size_of::<T>();
+        let part = |all: &[u8]| {
+            let from = self.offset(from);
+            bytemuck::allocation::pod_collect_to_vec(&all[from..][..bytes])
+        };
+        match (&self.0.device, &self.0.home) {
+            (Device::Host(HostDevice(host)), home) => {
                 host.state.refuse_in_capture("a synchronous read")?;
                 host.state.healthy()?;
                 let memory = host.memory();
-                if memory.is_virtual() {
+                if memory.is_virtual() && matches!(home, Home::Device) {
                     let why = format!("`{}` is virtual and has no bytes", self.0.label);
                     return Err(Error::Size { call: "read", why });
                 }
-                let bytes = memory.bytes(from.address(), count * size_of::<T>());
+                let bytes = memory.bytes(from.address(), bytes);
                 Ok(bytemuck::allocation::pod_collect_to_vec(bytes.expect("the range was checked")))
             }
-            Device::Cuda(CudaDevice(cuda)) => {
+            (Device::Cuda(CudaDevice(cuda)), Home::Pinned(pinned)) => {
+                cuda.ready("a synchronous read")?;
+                Ok(pinned.lock().read(part))
+            }
+            (Device::Cuda(CudaDevice(cuda)), Home::CudaFile(file)) => {
+                cuda.ready("a synchronous read")?;
+                Ok(part(file.bytes()))
+            }
+            (Device::Cuda(CudaDevice(cuda)), _) => {
                 let mut values = vec![T::zeroed(); count];
                 cuda.read(bytemuck::cast_slice_mut(&mut values), from.address())?;
                 Ok(values)
@@ -114,6 +203,11 @@ impl Arena {
 
     pub(crate) fn device(&self) -> &Device {
         &self.0.device
+    }
+
+    /// How far into the arena an address lies.
+    fn offset<T>(&self, at: Ptr<T>) -> usize {
+        (at.address() - self.0.address) as usize
     }
 
     fn check_range<T>(&self, call: &'static str, at: Ptr<T>, count: usize) -> Result<()> {
@@ -130,6 +224,8 @@ impl Arena {
 
 impl Drop for Owned {
     fn drop(&mut self) {
+        // What does not live on the device has an owner of its own.
+        let Home::Device = self.home else { return };
         match &self.device {
             Device::Host(HostDevice(host)) => host.release(self.address),
             Device::Cuda(CudaDevice(cuda)) => cuda.release(Release::Device(self.address, self.bytes)),
@@ -271,7 +367,8 @@ mod tests {
     fn digests_cover_every_field_that_a_launch_can_bake() {
         let device = Device::host(HostOptions::default());
         let arena = |address, bytes, epoch| {
-            Arena(Arc::new(Owned { device: device.clone(), label: "pool".into(), address, bytes, epoch }))
+            let (device, label, home) = (device.clone(), "pool".into(), Home::Device);
+            Arena(Arc::new(Owned { device, label, address, bytes, epoch, home }))
         };
         let slab = |arena, stride, slots| Slab { arena, stride, slots }.digest();
         let plain = || arena(1 << 20, 512, 7);

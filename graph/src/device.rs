@@ -1,5 +1,6 @@
 //! A device: where memory, streams and captures come from. A closed set: the host, and CUDA.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use crate::arena::{Arena, Pinned};
@@ -7,7 +8,7 @@ use crate::cuda::{self, Cuda, CudaOptions};
 use crate::error::{Error, Result};
 use crate::host::{Host, HostOptions};
 use crate::kernel::Definition;
-use crate::state::State;
+use crate::state::{Planted, State};
 use crate::stream::{Event, Stream};
 
 /// One device. Clones are handles to the same device.
@@ -97,6 +98,36 @@ impl Device {
         Arena::new(self, label, bytes)
     }
 
+    /// Allocates `bytes` bytes of pinned host memory that launches may name: the device reads and writes it at
+    /// its own address, over the bus. It does not count as device memory.
+    ///
+    /// # Errors
+    /// As [`Device::pinned`].
+    pub fn pinned_arena(&self, label: &str, bytes: usize) -> Result<Arena> {
+        Arena::pinned(self, label, bytes)
+    }
+
+    /// Maps `bytes` bytes of a file, from `offset` on, as memory that launches may read. Its address is as
+    /// aligned as `offset`, up to 4096. The file must stay as it is for as long as the arena lives: a file that
+    /// is shortened ends the process that reads it.
+    ///
+    /// # Errors
+    /// The file cannot be mapped; the device cannot read mapped files; or a capture is in progress.
+    pub fn file_arena(&self, label: &str, file: &File, offset: u64, bytes: usize) -> Result<Arena> {
+        Arena::file(self, label, file, offset, bytes)
+    }
+
+    /// Whether the device can read mapped files.
+    ///
+    /// # Errors
+    /// It cannot, and why.
+    pub fn maps_files(&self) -> Result<()> {
+        match self {
+            Device::Host(_) => Ok(()),
+            Device::Cuda(CudaDevice(cuda)) => cuda.maps_files(),
+        }
+    }
+
     /// Allocates `bytes` bytes of pinned host memory, poisoned or zeroed as the device's options say.
     ///
     /// # Errors
@@ -138,6 +169,12 @@ impl Device {
             Device::Host(HostDevice(host)) => host.memory().free_bytes(),
             Device::Cuda(CudaDevice(cuda)) => cuda.free_bytes(),
         }
+    }
+
+    /// Plants a fault, instead of the one before.
+    #[doc(hidden)]
+    pub fn plant(&self, fault: Option<Planted>) {
+        self.state().plant(fault);
     }
 
     pub(crate) fn state(&self) -> &State {

@@ -148,6 +148,15 @@ pub enum FaultKind {
         /// Its length in bytes.
         bytes: usize,
     },
+    /// A write to a mapped file.
+    ReadOnly {
+        /// First byte of the range.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+        /// The label of the mapping.
+        label: String,
+    },
     /// Pinned bytes were written between the queueing of a copy and its run.
     Overwritten {
         /// The label of the pinned memory.
@@ -178,6 +187,9 @@ impl fmt::Display for Fault {
             }
             FaultKind::Overlap { address, bytes } => {
                 write!(f, "{bytes} bytes at {address:#x} overlap another range of the same work")
+            }
+            FaultKind::ReadOnly { address, bytes, label } => {
+                write!(f, "a write of {bytes} bytes at {address:#x}, in `{label}`, a file mapped to be read")
             }
             FaultKind::Overwritten { label } => {
                 write!(

@@ -19,6 +19,7 @@ pub mod digest;
 pub mod emission;
 pub mod error;
 pub mod exec;
+mod file;
 pub mod host;
 pub mod kernel;
 pub mod key;
@@ -42,4 +43,6 @@ pub use key::{Buffers, Key};
 pub use recording::Recording;
 pub use region::{Region, Span};
 pub use staging::{Pending, Readback, Staging};
+#[doc(hidden)]
+pub use state::Planted;
 pub use stream::{Event, Stream};

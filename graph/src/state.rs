@@ -2,6 +2,7 @@
 //! devices refuse the same calls in the same words because both ask here.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -14,6 +15,31 @@ use crate::error::{Error, Fault, Result};
 pub(crate) struct State {
     capture: Mutex<Option<Capture>>,
     fault: Mutex<Option<Fault>>,
+    planted: PlantedFault,
+}
+
+/// A fault to plant, for the suites that prove what follows from one.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// Every capture fails at this entry, if it has so many.
+    Capture(usize),
+    /// After so many entries the next one fails when it is launched, once. To a CUDA device a replay is one entry.
+    Launch(usize),
+}
+
+/// Where the next fault is: none if [`NOWHERE`].
+struct PlantedFault {
+    capture: AtomicU64,
+    launch: AtomicU64,
+}
+
+const NOWHERE: u64 = u64::MAX;
+
+impl Default for PlantedFault {
+    fn default() -> Self {
+        PlantedFault { capture: AtomicU64::new(NOWHERE), launch: AtomicU64::new(NOWHERE) }
+    }
 }
 
 /// A stream of a device, by the address of its queue.
@@ -89,6 +115,34 @@ impl State {
         {
             capture.broken.get_or_insert_with(why);
         }
+    }
+
+    /// Plants a fault, instead of the one before.
+    pub(crate) fn plant(&self, fault: Option<Planted>) {
+        let (capture, launch) = match fault {
+            None => (NOWHERE, NOWHERE),
+            Some(Planted::Capture(at)) => (at as u64, NOWHERE),
+            Some(Planted::Launch(after)) => (NOWHERE, after as u64),
+        };
+        self.planted.capture.store(capture, Ordering::Relaxed);
+        self.planted.launch.store(launch, Ordering::Relaxed);
+    }
+
+    /// The entry at which a capture of `entries` entries is to fail.
+    pub(crate) fn capture_fails_at(&self, entries: usize) -> Option<usize> {
+        let at = self.planted.capture.load(Ordering::Relaxed);
+        (at < entries as u64).then_some(at as usize)
+    }
+
+    /// The entry at which a launch of `entries` entries is to fail.
+    pub(crate) fn launch_fails_at(&self, entries: usize) -> Option<usize> {
+        let left = self.planted.launch.load(Ordering::Relaxed);
+        if left == NOWHERE {
+            return None;
+        }
+        let due = left < entries as u64;
+        self.planted.launch.store(if due { NOWHERE } else { left - entries as u64 }, Ordering::Relaxed);
+        due.then_some(left as usize)
     }
 
     /// The sticky fault as an error.

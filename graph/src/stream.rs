@@ -8,7 +8,7 @@ use crate::arena::Arena;
 use crate::cuda::{self, Cuda};
 use crate::device::{CudaDevice, Device, HostDevice};
 use crate::emission::Emission;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Exec, Form};
 use crate::host::{self, Host, Target, Work};
 use crate::state::StreamId;
@@ -150,7 +150,13 @@ impl Stream {
     /// What a capture of `emission` on this stream becomes.
     pub(crate) fn instantiate(&self, label: &str, emission: &Emission) -> Result<Form> {
         match &self.queue {
-            Queue::Host(..) => Ok(Form::List),
+            Queue::Host(host, _) => match host.state.capture_fails_at(emission.len()) {
+                None => Ok(Form::List),
+                Some(at) => {
+                    let why = format!("a planted fault at entry {at}");
+                    Err(Error::CaptureFailed { capture: label.into(), why })
+                }
+            },
             Queue::Cuda(queue) => queue.capture(label, emission).map(|graph| Form::Graph(Arc::new(graph))),
         }
     }

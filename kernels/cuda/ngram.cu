@@ -7,9 +7,9 @@ struct GatherArgs {
     const u64* multipliers;
     const u64* primes;
     const u64* offsets;
-    const bf16* table;
+    const bf16* const* shards;
     bf16* e;
-    u64 table_rows;
+    u64 table_rows, shard_rows;
     u32 width, ngram_size, heads_per_ngram, boundary;
 };
 static_assert(sizeof(GatherArgs) == ARGS_BYTES_ngram_gather);
@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
     const i64 rest = (i64)x % prime;
     const u64 found = (u64)(rest < 0 ? rest + prime : rest) + a.offsets[head];
     if (found >= a.table_rows) return;
-    copy_row(a.e + (row * heads + head) * a.width, a.table + found * a.width, a.width);
+    const bf16* const from = a.shards[found / a.shard_rows] + found % a.shard_rows * a.width;
+    copy_row(a.e + (row * heads + head) * a.width, from, a.width);
 }
 
 // One block per row and stream.

@@ -69,13 +69,15 @@ const BUNDLE: usize = 8;
 /// Query heads of a block of the CUDA twins.
 pub(crate) const HEADS: u32 = 16;
 
-/// Positions that a twin takes at a time, and the widest head.
+/// Positions that a twin takes at a time.
 pub const SPAN: usize = 64;
-pub(crate) const WIDTH: usize = 256;
+
+/// The widest head that the CUDA twins take; wider ones they leave unwritten.
+pub const CUDA_WIDTH: u32 = 256;
 
 /// Threads of a block of the twins, and its shared memory: keys and values of a span.
 const THREADS: u32 = 256;
-const SHARED: u32 = (2 * SPAN * (WIDTH + 8) * size_of::<bf16>()) as u32;
+const SHARED: u32 = (2 * SPAN * (CUDA_WIDTH as usize + 8) * size_of::<bf16>()) as u32;
 
 impl<E: Element> Kernel for Attend<E> {
     type Args = Args;

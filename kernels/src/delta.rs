@@ -63,6 +63,8 @@ pub struct DeltaChunk<E>(PhantomData<E>);
 
 /// Rows of a chunk: the prompt grid, so that a prompt may be cut at any multiple of it.
 pub const CHUNK: usize = PAGE;
+/// The widest key head that the CUDA twins take; wider ones they leave unwritten.
+pub const CUDA_KEY_WIDTH: u32 = 256;
 
 /// Rows of a block of the CUDA twin of [`DeltaChunk`], which takes the slots that begin there. One block after
 /// the other, the columns of all heads keep the device busy.

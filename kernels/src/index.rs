@@ -100,6 +100,9 @@ pub struct SelectArgs {
 /// Rows that are scored together, so that a loaded key serves several.
 const SCORED_ROWS: usize = 8;
 
+/// The most blocks that a row of the CUDA twin can choose; of more it leaves its list unwritten.
+pub const CUDA_TOP: u32 = 2560;
+
 impl<E: Element> Kernel for IndexPool<E> {
     type Args = PoolArgs;
     const NAME: &'static str = "index_pool";

@@ -19,11 +19,12 @@ use crate::table::PREVIOUS;
 ///
 /// ```text
 /// row[t, h] = rows(id[t], previous[t])[h]
-/// e[t, h]   = table[row[t, h]]
+/// e[t, h]   = shard[row[t, h] / shard_rows][row[t, h] % shard_rows]
 /// ```
-/// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`Constants::rows`].
+/// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`Constants::rows`]. The table may lie in shards of equal
+/// size, each at an address of its own, also outside of device memory.
 ///
-/// Shapes     table: `[table_rows, width]` elements; e: `[rows, heads, width]` elements; multipliers:
+/// Shapes     shards: `[ceil(table_rows / shard_rows)]` addresses of `[shard_rows, width]` elements each; e: `[rows, heads, width]` elements; multipliers:
 ///            `[ngram_size]`, primes and offsets: `[heads]`
 /// Domain     2 <= ngram_size <= [`PREVIOUS`] + 1; primes positive; every row inside the table
 /// Effects    writes the covered rows of e
@@ -42,12 +43,14 @@ pub struct GatherArgs {
     pub primes: Ptr<u64>,
     /// The first table row of every head.
     pub offsets: Ptr<u64>,
-    /// The table.
-    pub table: Ptr<u8>,
+    /// The address of every shard of the table.
+    pub shards: Ptr<Ptr<u8>>,
     /// e; row 0 of the round.
     pub e: Ptr<u8>,
     /// Rows of the table.
     pub table_rows: u64,
+    /// Rows of a shard.
+    pub shard_rows: u64,
     /// Width of a table row.
     pub width: u32,
     /// The longest n-gram.
@@ -156,11 +159,14 @@ impl<E: Element> Kernel for NgramGather<E> {
     const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, 64);
 
     fn check(args: &GatherArgs) -> Result<(), String> {
-        if args.rows.is_empty() || args.width == 0 || args.heads_per_ngram == 0 {
+        if args.rows.is_empty() || args.width == 0 || args.heads_per_ngram == 0 || args.shard_rows == 0 {
             return Err(format!(
-                "rows {}, width {} and heads per n-gram {} must all be positive",
-                args.rows.count, args.width, args.heads_per_ngram
+                "rows {}, width {}, heads per n-gram {} and rows of a shard {} must all be positive",
+                args.rows.count, args.width, args.heads_per_ngram, args.shard_rows
             ));
+        }
+        if !args.table_rows.is_multiple_of(args.shard_rows) {
+            return Err(format!("{} rows are no shards of {} rows", args.table_rows, args.shard_rows));
         }
         match args.ngram_size as usize {
             2.. if args.ngram_size as usize <= PREVIOUS + 1 => Ok(()),
@@ -184,7 +190,9 @@ impl<E: Element> Kernel for NgramGather<E> {
             primes: memory.read(args.primes, heads)?,
             offsets: memory.read(args.offsets, heads)?,
         };
-        let table = memory.read::<E>(args.table.cast(), args.table_rows as usize * width)?;
+        let shards = memory.read(args.shards, (args.table_rows / args.shard_rows) as usize)?;
+        let shards = shards.iter().map(|at| memory.read::<E>(at.cast(), args.shard_rows as usize * width));
+        let shards = shards.collect::<Result<Vec<_>, Fault>>()?;
         let e = args.e.cast::<E>().at(args.rows.start() * heads * width);
         let e = memory.write(e, facts.len() * heads * width)?;
         if hash.primes.contains(&0) {
@@ -197,7 +205,8 @@ impl<E: Element> Kernel for NgramGather<E> {
                 if row >= args.table_rows {
                     return Err(memory.domain(format!("row {row} of a table of {} rows", args.table_rows)));
                 }
-                e.copy_from_slice(&table[row as usize * width..][..width]);
+                let (shard, row) = (row / args.shard_rows, row % args.shard_rows);
+                e.copy_from_slice(&shards[shard as usize][row as usize * width..][..width]);
             }
         }
         Ok(())

@@ -49,8 +49,12 @@ pub struct Args {
     pub eps: f32,
 }
 
-/// Threads of a block of the CUDA twin.
+/// Threads of a block of the CUDA twin, and the runs of eight elements that each holds.
 pub(crate) const THREADS: u32 = 320;
+pub(crate) const HELD: u32 = 4;
+
+/// The widest stream that the CUDA twin takes; wider ones it leaves unwritten.
+pub const CUDA_WIDTH: u32 = THREADS * HELD * 8;
 
 impl<E: Element> Kernel for Residual<E> {
     type Args = Args;

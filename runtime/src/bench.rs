@@ -21,6 +21,7 @@ use crate::engine::{Class, EngineOptions, open_opened};
 use crate::error::Error;
 use crate::open::{Load, Opened, Progress};
 use crate::place::Place;
+use crate::weights::TablePlace;
 use rig::Rig;
 
 /// What to measure.
@@ -32,6 +33,8 @@ pub struct BenchOptions {
     pub element: ElementType,
     /// Where the weights come from.
     pub load: Load,
+    /// Where the n-gram tables live.
+    pub table: TablePlace,
     /// Lanes of the decode rounds.
     pub rows: Vec<usize>,
     /// Positions that their rows see.
@@ -73,7 +76,7 @@ pub fn run(
     progress: &mut dyn FnMut(Progress),
     told: &mut dyn FnMut(Line),
 ) -> Result<(), Error> {
-    let opened = Opened::without_text(dir, options.element, options.place.order(), options.load)?;
+    let opened = Opened::without_text(dir, options.place.form(options.element, options.table), options.load)?;
     let engine_options = engine_options(&opened, options)?;
     let full_layers = opened.full_layers;
     let engine = open_opened(opened, &engine_options, progress)?.engine;
@@ -141,6 +144,7 @@ fn engine_options(opened: &Opened, options: &BenchOptions) -> Result<EngineOptio
         place: options.place,
         element: options.element,
         load: options.load,
+        table: options.table,
         classes: vec![Class { context: positions as u32, lanes: lanes as u16, pages: pages as u32 }],
         page_memory: options.page_memory,
         slab_lanes: lanes as u16,

@@ -5,6 +5,7 @@ mod header;
 pub mod layout;
 
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -76,6 +77,11 @@ impl Checkpoint {
     /// The file a tensor lies in.
     pub fn path(&self, entry: &TensorEntry) -> &Path {
         &self.files.files[entry.file].path
+    }
+
+    /// The same, open.
+    pub fn file(&self, entry: &TensorEntry) -> &File {
+        &self.files.files[entry.file].handle
     }
 
     /// Tensors in the folder.

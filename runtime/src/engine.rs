@@ -57,6 +57,9 @@ pub struct Engine {
     counts: RoundCounts,
     tokens: u64,
     audits_failed: u64,
+    slabs_refused: u64,
+    /// Why nothing more can be asked of it.
+    broken: Option<String>,
 }
 
 /// A request that waits or runs.
@@ -149,11 +152,19 @@ pub struct Stats {
     pub pages_total: u32,
     /// Rounds whose graph was compared with what it would be now, and differed.
     pub audits_failed: u64,
+    /// Slabs that more lanes would have needed and the device had no memory for.
+    pub slabs_refused: u64,
+    /// Why the engine has failed, if it has: every request is told the same.
+    pub failed: Option<String>,
 }
 
 impl Engine {
     /// Takes a request into the queue. What becomes of it is told through `events`.
     pub fn submit(&mut self, id: RequestId, submission: Submission, events: Sender<Event>) {
+        if let Some(why) = &self.broken {
+            tell(&events, Event::Failed(why.clone()));
+            return;
+        }
         if self.live.contains_key(&id) {
             tell(
                 &events,
@@ -212,8 +223,19 @@ impl Engine {
     /// Queues the next round, if there is one, and reads the one before it.
     ///
     /// # Errors
-    /// The device failed. Nothing more can be done with it.
+    /// The device failed. Nothing more can be done with it: every request was told so, and later ones are too.
     pub fn turn(&mut self) -> Result<Turn, Error> {
+        self.take_turn().inspect_err(|error| self.fail(error))
+    }
+
+    /// Tells every request that nothing more will come.
+    fn fail(&mut self, error: &Error) {
+        let why = error.to_string();
+        self.fail_all(&why);
+        self.broken.get_or_insert(why);
+    }
+
+    fn take_turn(&mut self) -> Result<Turn, Error> {
         if let Some(round) = self.stage_next()? {
             let flying = self.run(round)?;
             self.flying.push_back(flying);
@@ -301,6 +323,8 @@ impl Engine {
             pages_free: free,
             pages_total: total,
             audits_failed: self.audits_failed,
+            slabs_refused: self.slabs_refused,
+            failed: self.broken.clone(),
         }
     }
 
@@ -429,6 +453,7 @@ impl Engine {
             }
             // The lanes there are go on; what waits keeps waiting.
             Err(graph::Error::OutOfMemory { .. }) => {
+                self.slabs_refused += 1;
                 self.options.classes[class.0 as usize].lanes = have as u16;
                 Ok(())
             }

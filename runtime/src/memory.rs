@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use kernels::numerics::ElementType;
-
-use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::lanes::LaneLayout;
+use crate::open::{Load, Opened};
+use crate::runner::pinned_bytes;
 use crate::scratch::{RoundLimits, Scratch};
-use crate::weights::WeightPlan;
+use crate::weights::{TablePlace, WeightForm};
 
-/// Every part of device memory with its size, and the setting that changes it.
+/// Every part of memory with its size, and the setting that changes it.
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
     parts: Vec<Part>,
@@ -20,73 +19,196 @@ pub struct MemoryPlan {
 struct Part {
     label: &'static str,
     bytes: usize,
+    place: Place,
+    time: Time,
     detail: String,
+    /// What makes it smaller; empty for what follows from the model.
     setting: &'static str,
 }
 
+/// When a part is there. What is needed while the model is loaded is given back before the rest is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Time {
+    /// From the first weight on.
+    Always,
+    /// While the weights are read.
+    Loading,
+    /// Once they are.
+    Running,
+}
+
+/// Where a part lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Memory of the device.
+    Device,
+    /// Memory of the host, pinned or not.
+    Host,
+    /// A file, of which the system keeps in memory what it likes.
+    File,
+}
+
+/// The lanes of a cache class.
+#[derive(Clone, Copy, Debug)]
+pub struct ClassPlan<'a> {
+    /// The layout of a lane.
+    pub layout: &'a LaneLayout,
+    /// Lanes that are made at start.
+    pub first: usize,
+    /// Most lanes.
+    pub lanes: usize,
+    /// Pages.
+    pub pages: usize,
+}
+
+/// The most that graphs may take.
+#[derive(Clone, Copy, Debug)]
+pub struct GraphPlan {
+    /// Bytes.
+    pub bytes: usize,
+    /// Whether the device's memory holds them; the host's otherwise.
+    pub on_device: bool,
+}
+
+impl GraphPlan {
+    /// No graphs.
+    pub const NONE: GraphPlan = GraphPlan { bytes: 0, on_device: false };
+}
+
 impl MemoryPlan {
-    /// The plan for running a model with these sizes. `lanes` are, for each cache class: its layout, the slots
-    /// that are made at start, and its pages.
+    /// The plan for running a model with these sizes, all that may come later included.
     pub fn new(
-        config: &ModelConfig,
-        element: ElementType,
-        weights: &WeightPlan,
-        lanes: &[(&LaneLayout, usize, usize)],
+        opened: &Opened,
+        classes: &[ClassPlan<'_>],
         limits: RoundLimits,
+        graphs: GraphPlan,
     ) -> MemoryPlan {
-        let table = weights.table_bytes();
-        let part = |label, bytes, detail: String, setting| Part { label, bytes, detail, setting };
+        let Opened { checkpoint, weights, load, .. } = opened;
+        let WeightForm { element, table, .. } = weights.form();
         let kind = element.name();
+        let (place, home) = match table {
+            TablePlace::Device => (Place::Device, "in device memory"),
+            TablePlace::Pinned => (Place::Host, "in pinned host memory"),
+            TablePlace::Mapped => (Place::File, "mapped from the checkpoint's files"),
+        };
+        let (come, setting) = match load {
+            Load::Checkpoint => ("read once into device memory", "--dtype"),
+            Load::Dummy { .. } => ("made in device memory", "--layers"),
+        };
+        let part = |label, bytes, place, detail, setting| {
+            let time = Time::Running;
+            Part { label, bytes, place, time, detail, setting }
+        };
+        let always = |part| Part { time: Time::Always, ..part };
+        let (staging, way) = (opened.staging_bytes(), "a matrix at a time, only while weights are read");
         let mut parts = vec![
-            part(
-                "weights",
-                weights.bytes() - table,
-                format!("{kind}, read once into device memory"),
-                "--dtype",
-            ),
-            part("n-gram table", table, format!("{kind}, in device memory"), "--dtype"),
+            always(part("weights", weights.bytes(), Place::Device, format!("{kind}, {come}"), setting)),
+            always(part("n-gram table", weights.table_bytes(), place, format!("{kind}, {home}"), "--table")),
+            Part { time: Time::Loading, ..part("load buffer", staging, Place::Device, way.into(), "") },
         ];
-        for &(layout, slots, pages) in lanes {
+        for &ClassPlan { layout, first, lanes, pages } in classes {
             let (slot, page) = (layout.slot.bytes(), layout.page_bytes);
-            parts.push(part("lane slots", slots * slot, format!("{slots} of {slot} bytes"), "--lanes"));
+            let later = match lanes.saturating_sub(first) {
+                0 => String::new(),
+                later => format!(", {later} of them made when they are needed"),
+            };
+            let detail = format!("{lanes} of {slot} bytes{later}");
+            parts.push(part("lane slots", lanes * slot, Place::Device, detail, "--lanes"));
             let detail = format!("{pages} of {page} bytes, 64 positions each");
-            parts.push(part("pages", pages * page, detail, "--memory"));
+            parts.push(part("pages", pages * page, Place::Device, detail, "--memory"));
         }
-        let buffers = Scratch::bytes(config, element, limits);
-        parts.push(part("round buffers", buffers, format!("rounds of up to {} rows", limits.rows), ""));
+        let buffers = Scratch::bytes(&checkpoint.config, element, limits);
+        let rounds = format!("rounds of up to {} rows", limits.rows);
+        parts.push(part("round buffers", buffers, Place::Device, rounds, ""));
+        let place = if graphs.on_device { Place::Device } else { Place::Host };
+        parts.push(part("graphs", graphs.bytes, place, "recorded rounds, at most".into(), "--graphs"));
+        let rings = pinned_bytes(limits);
+        parts.push(part("staging rings", rings, Place::Host, "pinned, two buffers each".into(), ""));
         MemoryPlan { parts }
     }
 
-    /// Whether the plan fits so many free bytes.
+    /// The most device memory that is taken at a time, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.most(Place::Device).1
+    }
+
+    /// The time at which the most is needed of a place, and how much.
+    fn most(&self, place: Place) -> (Time, usize) {
+        let sum = |time| self.parts_at(place, time).map(|part| part.bytes).sum::<usize>();
+        let (loading, running) = (sum(Time::Loading), sum(Time::Running));
+        if loading > running { (Time::Loading, loading) } else { (Time::Running, running) }
+    }
+
+    /// What there is of a place at a time.
+    fn parts_at(&self, place: Place, time: Time) -> impl Iterator<Item = &Part> {
+        let there = move |part: &&Part| part.place == place && [Time::Always, time].contains(&part.time);
+        self.parts.iter().filter(move |part| there(part) && part.bytes > 0)
+    }
+
+    /// Whether the plan fits a device with `free` free bytes.
     ///
     /// # Errors
-    /// It does not: both sizes, and the settings of the largest parts.
+    /// It does not: the part that is too much, the bytes that are short, and what would help.
     pub fn check(&self, free: usize) -> Result<(), Error> {
-        if self.bytes() <= free {
+        let (time, needed) = self.most(Place::Device);
+        if needed <= free {
             return Ok(());
         }
-        let mut parts: Vec<&Part> = self.parts.iter().collect();
-        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
-        let part = |part: &&Part| format!("{} {}", part.label, Size(part.bytes));
-        let parts: Vec<String> = parts.iter().take(3).map(part).collect();
+        let mut sum = 0;
+        let past = self.parts_at(Place::Device, time).find(|part| {
+            sum += part.bytes;
+            sum > free
+        });
+        let past = past.expect("the sum of all parts is past what is free");
+        let helps = self.helps(time, needed - free);
         Err(Error::Setting(format!(
-            "the memory plan takes {} and the device has {} free; the largest parts are {}: lower --memory, --lanes \
-             or --context, or try fewer --layers of a --load dummy",
-            Size(self.bytes()),
+            "the model does not fit the device: the plan needs {needed} bytes ({}) of its memory and {free} ({}) are \
+             free, {} short; {} of {} bytes and what follows do not fit; {helps}",
+            Size(needed),
             Size(free),
-            parts.join(", ")
+            needed - free,
+            past.label,
+            past.bytes,
         )))
     }
 
-    /// Size of all parts in bytes.
-    pub fn bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.bytes).sum()
+    /// What makes the plan smaller at a time, the most first.
+    fn helps(&self, time: Time, short: usize) -> String {
+        let mut parts: Vec<&Part> =
+            self.parts_at(Place::Device, time).filter(|part| !part.setting.is_empty()).collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let help = |part: &Part| {
+            let how = match part.setting {
+                // Weights have one size on a device that runs one type.
+                "--dtype" => return None,
+                "--layers" => "fewer --layers",
+                "--table" => "--table pinned",
+                "--graphs" => "--graphs off",
+                "--lanes" => "fewer --lanes or a shorter --context",
+                "--memory" => "a smaller --memory or a shorter --context",
+                other => other,
+            };
+            let enough = if part.bytes >= short { "" } else { ", not enough alone" };
+            Some(format!("{how} (up to {}{enough})", Size(part.bytes)))
+        };
+        let helps: Vec<String> = parts.into_iter().filter_map(help).collect();
+        match helps.is_empty() {
+            true => "a device with more memory is needed".into(),
+            false => format!("what helps: {}", helps.join("; ")),
+        }
     }
 }
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "memory plan  {}", Size(self.bytes()))?;
+        write!(f, "memory plan  {} of the device", Size(self.bytes()))?;
+        for (place, what) in [(Place::Host, "the host"), (Place::File, "files")] {
+            match self.most(place).1 {
+                0 => {}
+                bytes => write!(f, ", {} of {what}", Size(bytes))?,
+            }
+        }
+        writeln!(f)?;
         for part in self.parts.iter().filter(|part| part.bytes > 0) {
             let changed =
                 if part.setting.is_empty() { String::new() } else { format!(" ({})", part.setting) };
@@ -121,5 +243,41 @@ impl fmt::Display for Size {
             2
         };
         write!(f, "{size:.decimals$} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(pages: usize) -> MemoryPlan {
+        let part = |label, bytes, place, time, setting| {
+            let detail = String::new();
+            Part { label, bytes, place, time, detail, setting }
+        };
+        MemoryPlan {
+            parts: vec![
+                part("weights", 100, Place::Device, Time::Always, "--dtype"),
+                part("load buffer", 50, Place::Device, Time::Loading, ""),
+                part("pages", pages, Place::Device, Time::Running, "--memory"),
+                part("staging rings", 1000, Place::Host, Time::Running, ""),
+            ],
+        }
+    }
+
+    #[test]
+    fn what_loading_needs_is_given_back_before_the_rest_is_taken() {
+        for (pages, most, past, helps) in [
+            (20, 150, "load buffer of 50 bytes", "a device with more memory"),
+            (80, 180, "pages of 80 bytes", "a smaller --memory"),
+        ] {
+            let plan = plan(pages);
+            assert_eq!(plan.bytes(), most);
+            plan.check(most).expect("it just fits");
+            let says = plan.check(most - 1).expect_err("one byte is short").to_string();
+            for words in [&format!("needs {most} bytes"), "1 short", past, helps] {
+                assert!(says.contains(words), "{words:?} is not in: {says}");
+            }
+        }
     }
 }

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use graph::{Arena, Device};
-use kernels::numerics::ElementType;
-use kernels::tiles::Order;
+use graph::Device;
 
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
@@ -15,7 +13,7 @@ use crate::error::Error;
 use crate::memory::{MemoryPlan, Size};
 use crate::model::Model;
 use crate::tokenizer::Tokenizer;
-use crate::weights::WeightPlan;
+use crate::weights::{TablePlace, WeightForm, WeightMemory, WeightPlan};
 
 /// What happens while a model is opened.
 #[derive(Clone, Debug)]
@@ -101,8 +99,6 @@ pub struct Opened {
     pub tokenizer: Tokenizer,
     /// The chat template.
     pub chat: ChatTemplate,
-    /// The element type it will run with.
-    pub element: ElementType,
     /// How the weights will lie in memory.
     pub weights: WeightPlan,
     /// Where they come from.
@@ -112,24 +108,28 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Checks a model folder that will run on a device whose kernels read matrices in `order`.
-    pub fn new(dir: &Path, element: ElementType, order: Order) -> Result<Opened, Error> {
-        Opened::with(dir, element, order, Load::Checkpoint)
+    /// Checks a model folder whose weights will be in this form.
+    pub fn new(dir: &Path, form: WeightForm) -> Result<Opened, Error> {
+        Opened::with(dir, form, Load::Checkpoint)
     }
 
     /// Checks a model folder of which only the text files and what `load` needs must be there.
-    pub fn with(dir: &Path, element: ElementType, order: Order, load: Load) -> Result<Opened, Error> {
-        let opened = Opened::without_text(dir, element, order, load)?;
+    pub fn with(dir: &Path, form: WeightForm, load: Load) -> Result<Opened, Error> {
+        let opened = Opened::without_text(dir, form, load)?;
         Ok(Opened { tokenizer: Tokenizer::open(dir)?, chat: ChatTemplate::open(dir)?, ..opened })
     }
 
     /// Checks a model folder of which only what `load` needs must be there. Ids stand for no text.
-    pub fn without_text(dir: &Path, element: ElementType, order: Order, load: Load) -> Result<Opened, Error> {
+    pub fn without_text(dir: &Path, form: WeightForm, load: Load) -> Result<Opened, Error> {
         let (checkpoint, full_layers) = match load {
             Load::Checkpoint => {
                 let checkpoint = Checkpoint::open(dir)?;
                 let layers = checkpoint.config.num_hidden_layers;
                 (checkpoint, layers)
+            }
+            Load::Dummy { .. } if form.table == TablePlace::Mapped => {
+                let why = "made tables are in no file; use --table device or --table pinned";
+                return Err(Error::Setting(format!("--table mmap with --load dummy: {why}")));
             }
             Load::Dummy { layers, .. } => {
                 let config = ModelConfig::open(dir)?;
@@ -144,9 +144,17 @@ impl Opened {
                 (Checkpoint::shape_of(dir, config.first_layers(layers, MADE_TABLE_ROWS))?, all)
             }
         };
-        let weights = WeightPlan::new(&checkpoint, element, order);
+        let weights = WeightPlan::new(&checkpoint, form)?;
         let (tokenizer, chat) = (Tokenizer::blank(checkpoint.config.vocab_size), ChatTemplate::blank());
-        Ok(Opened { tokenizer, chat, checkpoint, element, weights, load, full_layers })
+        Ok(Opened { tokenizer, chat, checkpoint, weights, load, full_layers })
+    }
+
+    /// Size in bytes of what loading needs beside the weights, until they are loaded.
+    pub fn staging_bytes(&self) -> usize {
+        match self.load {
+            Load::Checkpoint => self.weights.staging_bytes(),
+            Load::Dummy { .. } => 0,
+        }
     }
 
     /// The context to run with: what was asked for, or `most`, or what the model was made for.
@@ -179,13 +187,15 @@ impl Opened {
 
     /// Reads the weights to `device`.
     pub fn load(self, device: &Device, progress: &mut dyn FnMut(Progress)) -> Result<OpenModel, Error> {
-        let Opened { checkpoint, tokenizer, chat, element, weights, load, full_layers } = self;
+        let Opened { checkpoint, tokenizer, chat, weights, load, full_layers } = self;
+        let element = weights.form().element;
         let loaded = match load {
             Load::Checkpoint => weights.load(&checkpoint, device, &mut |done, total| {
                 progress(Progress::Loading { done, total });
             })?,
             Load::Dummy { seed, .. } => {
-                let (bytes, layers) = (weights.bytes(), checkpoint.config.num_hidden_layers);
+                let bytes = weights.bytes() + weights.table_bytes();
+                let layers = checkpoint.config.num_hidden_layers;
                 let loaded = weights.make(seed, device)?;
                 progress(Progress::Made { bytes, layers, of: full_layers });
                 loaded
@@ -193,7 +203,7 @@ impl Opened {
         };
         let choices = checkpoint.config.vocab_size.min(tokenizer.last_text_id() as usize + 1);
         let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
-        Ok(OpenModel { model, weights: loaded.arena, tokenizer, chat, stop_ids: checkpoint.generation.stop })
+        Ok(OpenModel { model, weights: loaded.memory, tokenizer, chat, stop_ids: checkpoint.generation.stop })
     }
 }
 
@@ -202,7 +212,7 @@ pub struct OpenModel {
     /// The model.
     pub model: Model,
     /// The memory of its weights.
-    pub weights: Arena,
+    pub weights: WeightMemory,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template.

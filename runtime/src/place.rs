@@ -1,15 +1,16 @@
 //! Where a model runs: the host or a CUDA device, chosen and opened.
 
+mod limits;
+
 use std::fmt;
 
 use graph::{CudaOptions, Device, host::HostOptions};
 use kernels::numerics::ElementType;
 use kernels::tiles::Order;
 
+use crate::config::ModelConfig;
 use crate::error::Error;
-
-/// The environment variable that names the folder of compiled kernels.
-pub const CODE_FOLDER: &str = graph::cuda::code::FOLDER;
+use crate::weights::{TablePlace, WeightForm};
 
 /// Where an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +34,13 @@ impl Place {
         }
     }
 
-    /// The order in which kernels there read weight matrices.
-    pub fn order(self) -> Order {
-        match self {
+    /// The form that a model's weights have there.
+    pub fn form(self, element: ElementType, table: TablePlace) -> WeightForm {
+        let order = match self {
             Place::Host => Order::Rows,
             Place::Cuda(_) => Order::Tiles,
-        }
+        };
+        WeightForm { element, order, table }
     }
 
     /// Whether a model of this element type runs there.
@@ -55,14 +57,28 @@ impl Place {
         }
     }
 
-    /// Opens the device with its kernels loaded. Fresh memory is poisoned or zeroed.
+    /// Whether its kernels compute a model of these sizes: past their limits they would leave rows unwritten.
+    ///
+    /// # Errors
+    /// They do not: the setting, its value and the limit.
+    pub fn takes(self, config: &ModelConfig) -> Result<(), Error> {
+        match self {
+            Place::Host => Ok(()),
+            Place::Cuda(_) => limits::check(config),
+        }
+    }
+
+    /// Opens the device with its kernels loaded. Fresh memory is poisoned or zeroed; the host device has
+    /// `host_memory` bytes of it.
     ///
     /// # Errors
     /// It does not run `element`; or it, or what it needs, is missing or too old.
-    pub fn open(self, element: ElementType, poison: bool) -> Result<Device, Error> {
+    pub fn open(self, element: ElementType, poison: bool, host_memory: usize) -> Result<Device, Error> {
         self.runs(element)?;
         let device = match self {
-            Place::Host => Device::host(HostOptions { poison, ..HostOptions::default() }),
+            Place::Host => {
+                Device::host(HostOptions { poison, memory_bytes: host_memory, ..HostOptions::default() })
+            }
             Place::Cuda(ordinal) => Device::cuda_with(CudaOptions { ordinal, poison })?,
         };
         device.prepare(kernels::source::ALL)?;

@@ -3,21 +3,53 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use graph::host::HostOptions;
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
-use kernels::tiles::Order;
 
 use crate::bundle::Bundle;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
+use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
 use crate::model::{Group, Picks, RoundShape};
 use crate::open::{Load, Opened, Progress};
 use crate::place::Place;
 use crate::runner::{Runner, StagedTable};
 use crate::scratch::RoundLimits;
+use crate::weights::TablePlace;
 
 /// Rows of a prompt piece, unless asked otherwise; a multiple of 64.
 const PIECE_ROWS: usize = 512;
+
+/// How the model is run.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitsOptions {
+    /// The device.
+    pub place: Place,
+    /// Element type of activations, weights and caches.
+    pub element: ElementType,
+    /// Where the weights come from.
+    pub load: Load,
+    /// Where the n-gram tables live.
+    pub table: TablePlace,
+    /// The most ids; none: as many as the model was made for.
+    pub context: Option<u32>,
+    /// Bytes of memory that the host device has.
+    pub host_memory: usize,
+}
+
+impl Default for LogitsOptions {
+    fn default() -> Self {
+        LogitsOptions {
+            place: Place::Host,
+            element: ElementType::Bf16,
+            load: Load::Checkpoint,
+            table: TablePlace::Device,
+            context: None,
+            host_memory: HostOptions::default().memory_bytes,
+        }
+    }
+}
 
 /// Which logits to compute.
 #[derive(Clone, Debug, Default)]
@@ -45,25 +77,23 @@ pub struct Logits {
 /// Opens a model folder and computes the logits of a request.
 ///
 /// # Errors
-/// The device or the folder cannot be opened; ids past the vocabulary or the context; pieces that do not fit the ids.
+/// The device or the folder cannot be opened, or the device has too little memory; ids past the vocabulary or the
+/// context; pieces that do not fit the ids.
 pub fn logits(
     dir: &Path,
-    place: Place,
-    element: ElementType,
-    load: Load,
-    context: Option<u32>,
+    options: &LogitsOptions,
     request: &LogitsRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Logits, Error> {
-    let device = place.open(element, false)?;
+    let &LogitsOptions { place, element, load, table, context, host_memory } = options;
+    let opened = Opened::with(dir, place.form(element, table), load)?;
+    let device = place.open(element, false, host_memory)?;
     progress(Progress::Device(device.describe()));
-    let opened = Opened::with(dir, element, Order::of(&device), load)?;
+    place.takes(&opened.checkpoint.config)?;
     let context = opened.context(context, u32::MAX)? as usize;
     let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
     opened.unused().into_iter().for_each(&mut *progress);
     let layout = LaneLayout::new(&opened.checkpoint.config, element, request.ids.len());
-    let open = opened.load(&device, progress)?;
-
     let largest = plan.pieces.iter().copied().max().unwrap_or(1);
     let limits = RoundLimits {
         rows: largest,
@@ -72,6 +102,12 @@ pub fn logits(
         context: request.ids.len(),
         edits: largest / PAGE + 2,
     };
+    let lane = ClassPlan { layout: &layout, first: 1, lanes: 1, pages: layout.pages_per_lane };
+    let memory = MemoryPlan::new(&opened, &[lane], limits, GraphPlan::NONE);
+    progress(Progress::Plan(memory.clone()));
+    memory.check(device.free_bytes())?;
+
+    let open = opened.load(&device, progress)?;
     let pool = PagePool::new(&device, &layout, layout.pages_per_lane)?;
     let lanes = Lanes::new(&device, 0, Arc::new(layout), 1, pool)?;
     let runner = Runner::new(&device, open.model, open.weights, limits)?;

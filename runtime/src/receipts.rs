@@ -17,6 +17,7 @@ use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open};
 use crate::error::Error;
 use crate::open::{Load, Progress};
 use crate::place::Place;
+use crate::weights::TablePlace;
 
 /// What to prove, and over how much.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +28,8 @@ pub struct CheckOptions {
     pub element: ElementType,
     /// Where the weights come from.
     pub load: Load,
+    /// Where the n-gram tables live.
+    pub table: TablePlace,
     /// Random schedules per equality.
     pub cases: u32,
     /// Seed of the schedules.
@@ -177,6 +180,7 @@ fn receipt_options(options: &CheckOptions, graphs: bool) -> EngineOptions {
         place: options.place,
         element: options.element,
         load: options.load,
+        table: options.table,
         graphs,
         classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
         slab_lanes: 8,

@@ -5,11 +5,14 @@ use graph::{
     Stream,
 };
 use kernels::numerics::{Element, ElementType};
-use kernels::table::{BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling};
+use kernels::table::{
+    BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling, TableLayout,
+};
 
 use crate::lanes::Lanes;
 use crate::model::{Group, Model, Picks, RoundShape};
 use crate::scratch::{RoundLimits, Scratch};
+use crate::weights::WeightMemory;
 
 /// Rounds whose outcomes may be under way.
 pub const DEPTH: usize = graph::staging::DEPTH;
@@ -36,7 +39,7 @@ pub struct Runner {
     /// The model.
     pub model: Model,
     /// The memory of the weights.
-    pub weights: Arena,
+    pub weights: WeightMemory,
     /// The buffers of rounds.
     pub scratch: Scratch,
     staging: Staging,
@@ -59,7 +62,7 @@ pub enum Ring {
 
 impl Runner {
     /// Allocates the buffers for rounds within `limits`.
-    pub fn new(device: &Device, model: Model, weights: Arena, limits: RoundLimits) -> Result<Runner> {
+    pub fn new(device: &Device, model: Model, weights: WeightMemory, limits: RoundLimits) -> Result<Runner> {
         let Buffering { scratch, staging, results } = Buffering::new(device, &model, limits)?;
         Ok(Runner {
             device: device.clone(),
@@ -228,7 +231,7 @@ impl Runner {
     /// The arenas that a round of this shape points into.
     fn keeps(&self, shape: &RoundShape<'_>) -> Vec<Arena> {
         let lanes = shape.groups.iter().flat_map(|group| group.lanes.arenas());
-        [self.weights.clone(), self.scratch.arena.clone()].into_iter().chain(lanes).collect()
+        self.weights.arenas().chain([self.scratch.arena.clone()]).chain(lanes).collect()
     }
 
     /// Zeroes a slot and forgets its pages, for a new lane.
@@ -253,6 +256,12 @@ impl Runner {
     pub fn plant_key_fault(&mut self, fault: Option<fn(&mut Key)>) {
         self.key_fault = fault;
     }
+}
+
+/// Bytes of pinned host memory that the rings of a runner take.
+pub fn pinned_bytes(limits: RoundLimits) -> usize {
+    let table = TableLayout::new(limits.rows, limits.edits).bytes;
+    DEPTH * (table + BIASES * size_of::<Bias>() + limits.picked_rows * size_of::<Outcome>())
 }
 
 /// The buffers that depend on the size of rounds.

@@ -3,9 +3,10 @@
 //! A device weight is a run of checkpoint tensors one after another (projections that read the same input
 //! are stacked), converted to the model's element type, and matrices put into the order that the device's
 //! kernels read. The layout is made first, so that the memory plan is known before any weight is read; every
-//! byte is then read once.
+//! byte is then read once. The n-gram tables may live elsewhere than the other weights.
 
 mod made;
+mod table;
 
 use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
 use half::bf16;
@@ -19,6 +20,8 @@ use crate::config::ModelConfig;
 use crate::error::Error;
 use made::Made;
 pub use made::fill;
+pub use table::TablePlace;
+use table::TablePlan;
 
 /// All weights of the text model, by address.
 #[derive(Clone, Debug)]
@@ -131,10 +134,12 @@ pub struct NgramWeights<T> {
     pub primes: T,
     /// First row of each head's table, u64.
     pub offsets: T,
-    /// `[rows, embedding width / heads]`
-    pub table: T,
+    /// The address of each shard of the table, `[shard_rows, embedding width / heads]`.
+    pub shards: T,
     /// Rows of the table.
     pub table_rows: usize,
+    /// Rows of a shard.
+    pub shard_rows: usize,
     /// Rows key, value: `[streams * hidden + hidden, embedding width]`
     pub key_value: T,
     /// `[streams * hidden]`
@@ -147,10 +152,54 @@ pub struct NgramWeights<T> {
     pub conv: T,
 }
 
-/// The weights of a model in device memory.
+/// What weights are in memory: what a model is run as, and what its device reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightForm {
+    /// The element type that the model runs with.
+    pub element: ElementType,
+    /// The order in which the device's kernels read matrices.
+    pub order: Order,
+    /// Where the n-gram tables live.
+    pub table: TablePlace,
+}
+
+impl WeightForm {
+    /// The form with the n-gram tables among the other weights.
+    pub fn new(element: ElementType, order: Order) -> WeightForm {
+        WeightForm { element, order, table: TablePlace::Device }
+    }
+}
+
+/// The memory of a model's weights.
+#[derive(Clone)]
+pub struct WeightMemory {
+    /// All but the n-gram tables that live elsewhere.
+    pub arena: Arena,
+    /// Those tables.
+    pub tables: Vec<Arena>,
+}
+
+impl WeightMemory {
+    /// The arenas, which launches point into.
+    pub fn arenas(&self) -> impl Iterator<Item = Arena> {
+        std::iter::once(&self.arena).chain(&self.tables).cloned()
+    }
+
+    /// Size of all of it in bytes.
+    pub fn bytes(&self) -> usize {
+        self.arenas().map(|arena| arena.bytes()).sum()
+    }
+
+    /// A number that the weights of no other load have: what is written at load never changes after it.
+    pub fn epoch(&self) -> u64 {
+        self.arena.epoch()
+    }
+}
+
+/// The weights of a model in memory.
 pub struct Loaded {
     /// The memory.
-    pub arena: Arena,
+    pub memory: WeightMemory,
     /// Where each weight lies in it.
     pub weights: Weights,
 }
@@ -160,8 +209,8 @@ pub struct WeightPlan {
     weights: Weights<Span>,
     region: Region,
     sources: Vec<Source>,
-    element: ElementType,
-    order: Order,
+    tables: Vec<TablePlan>,
+    form: WeightForm,
 }
 
 /// What fills one span.
@@ -185,29 +234,41 @@ enum Fill {
 }
 
 impl WeightPlan {
-    /// Lays out the weights of `checkpoint` for a model run with `element` on a device that reads matrices in
-    /// `order`.
-    pub fn new(checkpoint: &Checkpoint, element: ElementType, order: Order) -> WeightPlan {
-        let mut build = Builder { region: Region::new(), sources: Vec::new(), element, order };
+    /// Lays out the weights of `checkpoint` in this form.
+    ///
+    /// # Errors
+    /// The n-gram tables cannot be used as they lie in the files, and are to be.
+    pub fn new(checkpoint: &Checkpoint, form: WeightForm) -> Result<WeightPlan, Error> {
+        let (region, sources, tables) = (Region::new(), Vec::new(), Vec::new());
+        let mut build = Builder { region, sources, tables, form };
         let weights = build.weights(checkpoint);
-        WeightPlan { weights, region: build.region, sources: build.sources, element, order }
+        let Builder { region, sources, tables, .. } = build;
+        if form.table == TablePlace::Mapped {
+            tables.iter().try_for_each(|table| table.mappable(checkpoint, form.element))?;
+        }
+        Ok(WeightPlan { weights, region, sources, tables, form })
     }
 
-    /// Size of all weights in bytes.
+    /// The form of the weights.
+    pub fn form(&self) -> WeightForm {
+        self.form
+    }
+
+    /// Size of all weights but the n-gram tables, in bytes.
     pub fn bytes(&self) -> usize {
-        self.region.bytes()
+        let inside = self.tables.iter().filter_map(|table| table.span);
+        self.region.bytes() - inside.map(|span| span.bytes).sum::<usize>()
     }
 
-    /// Size of the n-gram tables in bytes; part of [`WeightPlan::bytes`].
+    /// Size of the n-gram tables in bytes.
     pub fn table_bytes(&self) -> usize {
-        let tables = self.weights.layers.iter().filter_map(|layer| layer.ngram.as_ref());
-        tables.map(|ngram| ngram.table.bytes).sum()
+        self.tables.iter().map(|table| table.bytes).sum()
     }
 
     /// Size in bytes of what is needed beside the weights while they are read: the rows of a matrix on their way
     /// into the device's order.
     pub fn staging_bytes(&self) -> usize {
-        if self.order == Order::Rows {
+        if self.form.order == Order::Rows {
             return 0;
         }
         let runs = self.sources.iter().filter_map(|source| match &source.fill {
@@ -216,7 +277,7 @@ impl WeightPlan {
             }
             _ => None,
         });
-        runs.max().unwrap_or(0) * self.element.bytes()
+        runs.max().unwrap_or(0) * self.form.element.bytes()
     }
 
     /// Allocates the memory and reads every weight into it. `progress` is told the bytes read so far, of
@@ -227,13 +288,19 @@ impl WeightPlan {
         device: &Device,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Loaded, Error> {
-        assert_eq!(self.order, Order::of(device), "a plan for another kind of device");
+        assert_eq!(self.form.order, Order::of(device), "a plan for another kind of device");
+        // What is most likely to be refused comes before the long reading.
+        let on_files = self.form.table == TablePlace::Mapped;
+        let (mapped, copied) = self.tables.split_at(if on_files { self.tables.len() } else { 0 });
+        let maps = mapped.iter().map(|table| table.map(checkpoint, device));
+        let maps = maps.collect::<Result<Vec<_>, Error>>()?;
         let arena = device.arena("weights", self.region.bytes())?;
         let staging = match self.staging_bytes() {
             0 => None,
             bytes => Some((device.arena("weights on their way", bytes)?, device.stream())),
         };
         let names = self.sources.iter().flat_map(|source| source.fill.names());
+        let names = names.chain(copied.iter().flat_map(|table| &table.shards));
         let total = names.filter_map(|name| checkpoint.entry(name)).map(|entry| entry.bytes()).sum();
         let mut done = 0;
         let mut told = |bytes| {
@@ -244,10 +311,9 @@ impl WeightPlan {
             let to = source.span.at::<u8>(arena.base());
             let element = match source.fill {
                 Fill::Wide(_) => ElementType::F32,
-                _ => self.element,
+                _ => self.form.element,
             };
-            let mut tensors =
-                TensorReader { checkpoint, names: source.fill.names().iter(), element, current: None };
+            let mut tensors = TensorReader::new(checkpoint, source.fill.names(), element);
             match (&source.fill, &staging) {
                 (Fill::Bytes(bytes), _) => arena.write(to, bytes)?,
                 (Fill::Matrices { matrix, count, .. }, Some((staging, stream))) => {
@@ -256,18 +322,27 @@ impl WeightPlan {
                         packing.matrix(matrix, &mut tensors, &mut told)?;
                     }
                 }
-                _ => {
-                    let mut buffer = vec![0; source.span.bytes.min(READ_BYTES)];
-                    for from in (0..source.span.bytes).step_by(READ_BYTES) {
-                        let run = &mut buffer[..READ_BYTES.min(source.span.bytes - from)];
-                        tensors.read(run, &mut told)?;
-                        arena.write(to.byte_add(from), run)?;
-                    }
-                }
+                _ => tensors.copy(&arena, to, source.span.bytes, &mut told)?,
             }
         }
+        let mut tables = Vec::new();
+        for (table, shards) in mapped.iter().zip(maps) {
+            table.tell(&arena, &shards.iter().map(Arena::base).collect::<Vec<_>>())?;
+            tables.extend(shards);
+        }
+        for table in copied {
+            let (room, to) = table.room(&arena, device)?;
+            let mut tensors = TensorReader::new(checkpoint, &table.shards, self.form.element);
+            tensors.copy(&room, to, table.bytes, &mut told)?;
+            table.tell_from(&arena, to)?;
+            tables.extend(table.span.is_none().then_some(room));
+        }
+        Ok(self.loaded(arena, tables))
+    }
+
+    fn loaded(self, arena: Arena, tables: Vec<Arena>) -> Loaded {
         let weights = self.weights.map(&mut |span| span.at(arena.base()));
-        Ok(Loaded { arena, weights })
+        Loaded { memory: WeightMemory { arena, tables }, weights }
     }
 }
 
@@ -331,7 +406,28 @@ struct TensorReader<'a> {
     current: Option<(&'a str, u64)>,
 }
 
-impl TensorReader<'_> {
+impl<'a> TensorReader<'a> {
+    fn new(checkpoint: &'a Checkpoint, names: &'a [String], element: ElementType) -> TensorReader<'a> {
+        TensorReader { checkpoint, names: names.iter(), element, current: None }
+    }
+
+    /// Copies the next `bytes` bytes of elements to `to` in `arena`.
+    fn copy(
+        &mut self,
+        arena: &Arena,
+        to: Ptr<u8>,
+        bytes: usize,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
+        let mut buffer = vec![0; bytes.min(READ_BYTES)];
+        for from in (0..bytes).step_by(READ_BYTES) {
+            let run = &mut buffer[..READ_BYTES.min(bytes - from)];
+            self.read(run, told)?;
+            arena.write(to.byte_add(from), run)?;
+        }
+        Ok(())
+    }
+
     /// Reads the next elements, as many as `into` holds.
     fn read(&mut self, mut into: &mut [u8], told: &mut dyn FnMut(u64)) -> Result<(), Error> {
         while !into.is_empty() {
@@ -383,8 +479,8 @@ fn convert(stored: Dtype, from: &[u8], to: &mut [u8]) {
 struct Builder {
     region: Region,
     sources: Vec<Source>,
-    element: ElementType,
-    order: Order,
+    tables: Vec<TablePlan>,
+    form: WeightForm,
 }
 
 impl Builder {
@@ -396,7 +492,7 @@ impl Builder {
             names.push(spec.name.clone());
             made.get_or_insert(Made::of(spec));
         }
-        let span = self.region.add(names[0].clone(), elements * self.element.bytes());
+        let span = self.region.add(names[0].clone(), elements * self.form.element.bytes());
         let made = made.expect("a stack has tensors");
         self.sources.push(Source { span, fill: Fill::Elements(names), made });
         span
@@ -416,7 +512,7 @@ impl Builder {
         count: usize,
     ) -> Span {
         let names: Vec<String> = specs.into_iter().map(|spec| spec.name.clone()).collect();
-        let bytes = count * matrix.elements(self.order) * self.element.bytes();
+        let bytes = count * matrix.elements(self.form.order) * self.form.element.bytes();
         let span = self.region.add(names[0].clone(), bytes);
         let made = Made::matrix(matrix.columns);
         self.sources.push(Source { span, fill: Fill::Matrices { names, matrix, count }, made });
@@ -523,13 +619,26 @@ impl Builder {
         }
     }
 
+    /// Makes room for the addresses of a table's shards, and for the table if it lives with the weights.
+    fn table(&mut self, ple: &Ple) -> Span {
+        let elements: usize = ple.shards.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+        let shards: Vec<String> = ple.shards.iter().map(|spec| spec.name.clone()).collect();
+        let bytes = elements * self.form.element.bytes();
+        let addresses = self.region.array::<Ptr<u8>>("n-gram shards", shards.len());
+        let inside = self.form.table == TablePlace::Device;
+        let span = inside.then(|| self.region.add(shards[0].clone(), bytes));
+        self.tables.push(TablePlan { addresses, span, shards, bytes, made: Made::of(&ple.shards[0]) });
+        addresses
+    }
+
     fn ngram(&mut self, ple: &Ple) -> NgramWeights<Span> {
         NgramWeights {
             multipliers: self.constant("n-gram multipliers", &ple.hash.multipliers),
             primes: self.constant("n-gram primes", &ple.hash.primes),
             offsets: self.constant("n-gram offsets", &ple.hash.offsets),
-            table: self.stack(&ple.shards),
+            shards: self.table(ple),
             table_rows: ple.shards.len() * ple.shard_rows,
+            shard_rows: ple.shard_rows,
             key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),
             key_gain: self.one(&ple.dense.norm_key),
             query_gain: self.one(&ple.dense.norm_query),
@@ -559,8 +668,9 @@ impl<T> LayerWeights<T> {
                 multipliers: f(n.multipliers),
                 primes: f(n.primes),
                 offsets: f(n.offsets),
-                table: f(n.table),
+                shards: f(n.shards),
                 table_rows: n.table_rows,
+                shard_rows: n.shard_rows,
                 key_value: f(n.key_value),
                 key_gain: f(n.key_gain),
                 query_gain: f(n.query_gain),

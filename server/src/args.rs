@@ -15,7 +15,9 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use settings::Settings;
-pub(crate) use values::{Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Switch};
+pub(crate) use values::{
+    Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Switch, Table,
+};
 
 /// A decode runtime for Qwen3.8-Flash-Next.
 #[derive(Debug, Parser)]
@@ -42,6 +44,9 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Play a scene of requests through the planner and print every round; no model is needed.
     Plan(PlanArgs),
+    /// The CUDA kernels of this build.
+    #[command(subcommand)]
+    Kernels(KernelsCommand),
 }
 
 #[derive(Debug, Args)]
@@ -228,12 +233,26 @@ pub(crate) struct PlanArgs {
     pub(crate) scene: PathBuf,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelsCommand {
+    /// Compile every kernel that the cache lacks, so that no start has to; no GPU is needed, only NVRTC.
+    Build(BuildArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// What to compile for, for example sm_90a,sm_80; what this machine's first CUDA device is, if not given.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) arch: Vec<Architecture>,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
     use kernels::numerics::ElementType;
     use runtime::place::Place;
     use runtime::sampling::SamplingOptions;
+    use runtime::weights::TablePlace;
 
     use super::*;
 
@@ -367,13 +386,27 @@ mod tests {
 
     #[test]
     fn every_engine_option_reaches_the_engine() {
-        let line = "--prompt a --dtype f32 --graphs off --lanes 3 --context 128 --memory 2M --audit 5";
+        let line = "--prompt a --dtype f32 --graphs off --lanes 3 --context 128 --memory 2M --audit 5 \
+                    --table mmap";
         let engine = generate(&line.split_whitespace().collect::<Vec<_>>()).engine;
         let options = engine.options(&engine.run.choose().unwrap());
         assert_eq!((options.element, options.graphs, options.audit), (ElementType::F32, false, 5));
-        assert_eq!(options.page_memory, Some(2 << 20));
+        assert_eq!((options.page_memory, options.table), (Some(2 << 20), TablePlace::Mapped));
         let [class] = &options.classes[..] else { panic!("{options:?}") };
         assert_eq!((class.context, class.lanes), (128, 3));
+    }
+
+    #[test]
+    fn kernels_are_built_for_named_architectures() {
+        let arch = |line: &[&str]| match parse(line) {
+            Ok(Command::Kernels(KernelsCommand::Build(args))) => args.arch,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(arch(&["kernels", "build"]), []);
+        let both = ["sm_90a", "sm_80"].map(|name| Architecture(name.into()));
+        assert_eq!(arch(&["kernels", "build", "--arch", "sm_90a,sm_80"]), both);
+        assert_eq!(arch(&["kernels", "build", "--arch", "sm_90a", "--arch", "sm_80"]), both);
+        refused(&["kernels", "build", "--arch", "hopper"], &["--arch", "hopper", "sm_90a"]);
     }
 
     #[test]

@@ -3,23 +3,26 @@
 mod bench;
 mod demo;
 mod generate;
+mod kernels;
 
 use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use kernels::numerics::ElementType;
-use kernels::tiles::Order;
+use ::kernels::numerics::ElementType;
+use ::kernels::tiles::Order;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Opened, Progress};
-use runtime::probe::{self, LogitsRequest};
+use runtime::probe::{self, LogitsOptions, LogitsRequest};
 use runtime::receipts::{self, Receipt};
+use runtime::weights::WeightForm;
 use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use bench::bench;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
+pub(crate) use kernels::build as build_kernels;
 
 use crate::args::{CheckArgs, Chosen, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
 use crate::failure::Failure;
@@ -35,10 +38,10 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
     };
     let chosen = args.run.choose()?;
     note(chosen.opening(&args.model));
-    let Chosen { place, element, load, .. } = chosen;
+    let Chosen { place, element, load, table, .. } = chosen;
     let context = args.context.context;
-    let logits = probe::logits(&args.model, place, element, load, context, &request, &mut told())
-        .map_err(engine_failure)?;
+    let options = LogitsOptions { place, element, load, table, context, ..LogitsOptions::default() };
+    let logits = probe::logits(&args.model, &options, &request, &mut told()).map_err(engine_failure)?;
 
     let bytes: Vec<u8> = logits.data.iter().flat_map(|value| value.to_le_bytes()).collect();
     let tensor = TensorView::new(Dtype::F32, vec![logits.positions, logits.vocab], &bytes)
@@ -58,8 +61,10 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 
 /// `roundhouse inspect`: the model folder in a few lines.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
-    let opened = Opened::new(&args.model, ElementType::Bf16, Order::Rows).map_err(engine_failure)?;
-    let plan = engine::memory_plan(&opened, &EngineOptions::default()).map_err(engine_failure)?;
+    let options = EngineOptions::default();
+    let form = WeightForm::new(ElementType::Bf16, Order::Rows);
+    let opened = Opened::new(&args.model, form).map_err(engine_failure)?;
+    let plan = engine::memory_plan(&opened, &options).map_err(engine_failure)?;
     let unused: String = opened.unused().iter().map(|part| format!("{part}\n")).collect();
     let Opened { checkpoint, tokenizer, chat, .. } = opened;
     let mut out = Output::stdout();

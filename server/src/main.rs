@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command, Settings};
+use args::{Cli, Command, KernelsCommand, Settings};
 use failure::Failure;
 use output::note;
 
@@ -48,6 +48,7 @@ fn run(command: &Command, settings: &Settings) -> Result<(), Failure> {
         Command::Check(args) => commands::check(args),
         Command::Bench(args) => commands::bench(args),
         Command::Plan(args) => commands::plan(args),
+        Command::Kernels(KernelsCommand::Build(args)) => commands::build_kernels(args),
     }
 }
 

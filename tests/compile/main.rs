@@ -74,14 +74,7 @@ fn trial(
 
 /// Every source that a twin is in, for every architecture.
 fn units() -> Vec<Unit> {
-    let mut sources: Vec<(&'static Source, Vec<&'static Definition>)> = Vec::new();
-    for &definition in ALL {
-        let source = twin(definition).source;
-        match sources.iter_mut().find(|(known, _)| known.name == source.name) {
-            Some((_, definitions)) => definitions.push(definition),
-            None => sources.push((source, vec![definition])),
-        }
-    }
+    let sources = code::by_source(ALL);
     let all = ARCHITECTURES.iter().flat_map(|architecture| {
         sources.iter().map(move |(source, definitions)| Unit {
             source,

@@ -3,21 +3,25 @@
 use std::path::Path;
 
 use kernels::numerics::ElementType;
-use kernels::tiles::Order;
 use runtime::engine::{Class, EngineOptions, Place, open_opened};
 use runtime::open::{Load, Opened};
-use runtime::probe::{Logits, LogitsRequest, logits};
+use runtime::probe::{Logits, LogitsOptions, LogitsRequest, logits};
 use runtime::receipts::{Planned, Random, Schedule, play};
+use runtime::weights::{TablePlace, WeightForm};
 use tests::fixture::repository;
 
 fn dummy(layers: Option<usize>, seed: u64) -> Load {
     Load::Dummy { layers, seed }
 }
 
+fn form() -> WeightForm {
+    Place::Host.form(ElementType::Bf16, TablePlace::Device)
+}
+
 fn some_logits(element: ElementType, load: Load) -> Logits {
     let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
-    let dir = repository("models/tiny");
-    logits(&dir, Place::Host, element, load, None, &request, &mut |_| {}).unwrap()
+    let options = LogitsOptions { element, load, ..LogitsOptions::default() };
+    logits(&repository("models/tiny"), &options, &request, &mut |_| {}).unwrap()
 }
 
 /// What a few requests get from an engine with made weights, in a folder without weights and texts.
@@ -29,7 +33,7 @@ fn played(dir: &Path, seed: u64) -> Vec<Vec<u32>> {
         trace: true,
         ..EngineOptions::default()
     };
-    let opened = Opened::without_text(dir, options.element, Order::Rows, options.load).unwrap();
+    let opened = Opened::without_text(dir, form(), options.load).unwrap();
     let mut engine = open_opened(opened, &options, &mut |_| {}).unwrap().engine;
     let mut random = Random::new(3);
     let schedules = (0..4).map(|_| Schedule::random(&mut random, 2048, 4, 100, 12));
@@ -59,16 +63,13 @@ fn a_folder_of_a_config_alone_runs_requests() {
     assert!(one.iter().any(|ids| ids.len() > 4), "{one:?}");
     assert_eq!(one, again);
     assert_ne!(one, other);
-    assert!(
-        Opened::with(dir.path(), ElementType::Bf16, Order::Rows, dummy(None, 1)).is_err(),
-        "there is no tokenizer"
-    );
+    assert!(Opened::with(dir.path(), form(), dummy(None, 1)).is_err(), "there is no tokenizer");
 }
 
 #[test]
 fn the_first_layers_are_those_of_the_config() {
     let dir = repository("models/tiny");
-    let open = |layers| Opened::without_text(&dir, ElementType::Bf16, Order::Rows, dummy(layers, 1));
+    let open = |layers| Opened::without_text(&dir, form(), dummy(layers, 1));
     let whole = open(None).unwrap();
     for layers in [1, 2, 5] {
         let part = open(Some(layers)).unwrap();
@@ -88,15 +89,15 @@ fn the_first_layers_are_those_of_the_config() {
 #[test]
 fn the_real_shape_has_the_published_sizes() {
     let dir = repository("models/real");
-    let opened = Opened::without_text(&dir, ElementType::Bf16, Order::Rows, dummy(None, 1)).unwrap();
+    let opened = Opened::without_text(&dir, form(), dummy(None, 1)).unwrap();
     let published = 120_795_955_200u64 + 3_676_300_160 + 1_271_398_400;
-    let rest = opened.weights.bytes() - opened.weights.table_bytes();
+    let rest = opened.weights.bytes();
     // Spans start on a grid, and two kinds of weights are f32.
     let over = rest as f64 / 2.0 / published as f64 - 1.0;
     assert!((0.0..1e-5).contains(&over), "{rest} bytes");
     // 16 heads of a little over a million rows of 160 values.
     assert!((5_120_000_000..5_130_000_000).contains(&opened.weights.table_bytes()));
-    let first = Opened::without_text(&dir, ElementType::Bf16, Order::Rows, dummy(Some(1), 1)).unwrap();
+    let first = Opened::without_text(&dir, form(), dummy(Some(1), 1)).unwrap();
     assert_eq!(first.weights.table_bytes(), 0);
 }
 
@@ -107,10 +108,25 @@ fn what_does_not_fit_is_said_before_it_is_made() {
         classes: vec![Class { context: 512, lanes: 1, pages: u32::MAX >> 8 }],
         ..EngineOptions::default()
     };
-    let opened =
-        Opened::without_text(&repository("models/real"), options.element, Order::Rows, options.load).unwrap();
+    let opened = Opened::without_text(&repository("models/real"), form(), options.load).unwrap();
     let error = open_opened(opened, &options, &mut |_| {}).err().unwrap().to_string();
-    for word in ["the memory plan takes", "free", "pages", "weights", "--layers"] {
+    for word in ["does not fit the device", "free", "pages", "fewer --layers"] {
         assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn made_tables_live_in_memory_alone() {
+    let dir = repository("models/tiny");
+    let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
+    let run = |table| {
+        let options = LogitsOptions { load: dummy(None, 1), table, ..LogitsOptions::default() };
+        logits(&dir, &options, &request, &mut |_| {})
+    };
+    let [device, pinned] = [TablePlace::Device, TablePlace::Pinned].map(|table| run(table).unwrap().data);
+    assert!(device == pinned, "they are the same wherever they live");
+    let error = run(TablePlace::Mapped).err().unwrap().to_string();
+    for word in ["--table mmap", "--load dummy", "--table pinned"] {
+        assert!(error.contains(word), "{word:?} is not in: {error}");
     }
 }

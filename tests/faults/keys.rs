@@ -16,7 +16,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
 use runtime::runner::Runner;
 use runtime::scratch::RoundLimits;
-use runtime::weights::WeightPlan;
+use runtime::weights::{WeightForm, WeightPlan};
 use tests::fixture::{Fixture, repository};
 
 use crate::{CHECKPOINT, fixture, ids};
@@ -102,9 +102,10 @@ fn rounds() -> Vec<Round> {
     work(&mut fixture);
     collect("larger buffers, after rounds", &fixture.runner, &slabs, &mut rounds);
     let checkpoint = Checkpoint::open(&repository(CHECKPOINT)).expect("a checkpoint");
-    let plan = WeightPlan::new(&checkpoint, ElementType::Bf16, Order::of(&device));
+    let form = WeightForm::new(ElementType::Bf16, Order::of(&device));
+    let plan = WeightPlan::new(&checkpoint, form).expect("a plan");
     let loaded = plan.load(&checkpoint, &device, &mut |_, _| {}).expect("memory");
-    (fixture.runner.weights, fixture.runner.model.weights) = (loaded.arena, loaded.weights);
+    (fixture.runner.weights, fixture.runner.model.weights) = (loaded.memory, loaded.weights);
     collect("weights loaded again", &fixture.runner, &slabs, &mut rounds);
     rounds
 }

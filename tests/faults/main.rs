@@ -5,6 +5,7 @@ mod engine;
 mod fences;
 mod keys;
 mod lanes;
+mod luck;
 mod routes;
 mod state;
 

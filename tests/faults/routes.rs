@@ -22,7 +22,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
 use runtime::receipts::Random;
 use runtime::scratch::RoundLimits;
-use runtime::weights::WeightPlan;
+use runtime::weights::{WeightForm, WeightPlan};
 use tests::fixture::{Fixture, Size, repository};
 
 use crate::keys::{FAULTS, Round, unsound};
@@ -245,9 +245,10 @@ impl World {
 
     fn load_again(&mut self) {
         let runner = &mut self.fixture.runner;
-        let plan = WeightPlan::new(&self.checkpoint, self.element, Order::Rows);
+        let form = WeightForm::new(self.element, Order::Rows);
+        let plan = WeightPlan::new(&self.checkpoint, form).expect("a plan");
         let loaded = plan.load(&self.checkpoint, &runner.device, &mut |_, _| {}).expect("read");
-        (runner.weights, runner.model.weights) = (loaded.arena, loaded.weights);
+        (runner.weights, runner.model.weights) = (loaded.memory, loaded.weights);
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("an_unknown_architecture_is_an_error", an_unknown_architecture_is_an_error),
     ("the_second_time_is_a_cache_hit", the_second_time_is_a_cache_hit),
     ("a_torn_entry_is_compiled_again", a_torn_entry_is_compiled_again),
+    ("code_for_another_architecture_is_never_taken", code_for_another_architecture_is_never_taken),
     ("whatever_decides_the_code_decides_the_entry", whatever_decides_the_code_decides_the_entry),
     ("a_folder_that_takes_nothing_is_no_error", a_folder_that_takes_nothing_is_no_error),
 ];
@@ -120,6 +121,24 @@ fn a_torn_entry_is_compiled_again() {
         let hit = cached_in(folder.path(), &WORDS, "sm_80", &KERNELS).unwrap();
         assert_eq!(hit.from, Origin::Cache(path.clone()), "it was replaced");
     }
+}
+
+fn code_for_another_architecture_is_never_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let entry = |architecture| {
+        let code = cached_in(folder.path(), &WORDS, architecture, &KERNELS).unwrap();
+        let (Origin::Compiler(path) | Origin::Cache(path)) = code.from.clone() else {
+            panic!("{:?}", code.from)
+        };
+        (code, path)
+    };
+    let ((own, path), (other, elsewhere)) = (entry("sm_90a"), entry("sm_80"));
+    assert!(path != elsewhere && own.cubin != other.cubin);
+    // Whole, and of this very source: only its name says that it is another's.
+    fs::copy(&elsewhere, &path).unwrap();
+    let (again, _) = entry("sm_90a");
+    assert!(matches!(again.from, Origin::Compiler(_)), "{:?}", again.from);
+    assert!(again.cubin == own.cubin);
 }
 
 fn whatever_decides_the_code_decides_the_entry() {

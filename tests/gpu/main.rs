@@ -4,6 +4,7 @@
 mod capture;
 mod code;
 mod faults;
+mod luck;
 mod memory;
 mod model;
 mod rig;
@@ -29,7 +30,7 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 10] = [
+const GROUPS: [Group; 12] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
@@ -37,8 +38,10 @@ const GROUPS: [Group; 10] = [
     ("service", Needs::Device, service::TESTS),
     ("tools", Needs::Device, tools::TESTS),
     ("faults", Needs::Device, faults::TESTS),
+    ("luck", Needs::Device, luck::TESTS),
     ("code", Needs::Compiler, code::TESTS),
     ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),
+    ("missing", Needs::NoDriver, luck::WITHOUT_DRIVER),
     ("missing", Needs::NoCompiler, code::WITHOUT_COMPILER),
 ];
 

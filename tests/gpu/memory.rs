@@ -1,9 +1,9 @@
 //! Arenas and pinned memory: what is written is read, and nothing else changes.
 
 use graph::host::{HostOptions, POISON};
-use graph::{Device, Emission, Error};
+use graph::{Arena, Device, Emission, Error};
 
-use crate::rig::{Rig, of_words, open, words, zeros};
+use crate::rig::{Rig, add, of_words, open, words, zeros};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("what_is_written_is_read", what_is_written_is_read),
@@ -15,6 +15,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("empty_copies_and_fills_do_nothing", empty_copies_and_fills_do_nothing),
     ("memory_of_the_past_is_given_back", memory_of_the_past_is_given_back),
     ("out_of_memory_says_the_numbers", out_of_memory_says_the_numbers),
+    ("pinned_memory_is_read_by_launches", pinned_memory_is_read_by_launches),
+    ("a_mapped_file_is_read_by_launches_or_refused", a_mapped_file_is_read_by_launches_or_refused),
     ("arenas_of_another_device_are_refused", arenas_of_another_device_are_refused),
     ("a_device_describes_itself", a_device_describes_itself),
 ];
@@ -131,6 +133,56 @@ fn out_of_memory_says_the_numbers() {
     rig.note(5);
     rig.stream.synchronize().unwrap();
     assert_eq!(rig.log.seen(), [5], "the device is as it was");
+}
+
+/// Copies `count` words with a kernel and gives them, plus one.
+fn through_a_launch(rig: &Rig, from: &Arena, count: usize) -> Vec<u32> {
+    let to = zeros(&rig.device, "to", count);
+    rig.stream.run(add(&to, from, count, 1), &[to.clone(), from.clone()]).unwrap();
+    rig.stream.synchronize().unwrap();
+    words(&to, count)
+}
+
+fn pinned_memory_is_read_by_launches() {
+    const COUNT: usize = 1 << 18;
+    let rig = Rig::new();
+    let used = rig.device.used_bytes();
+    let pinned = rig.device.pinned_arena("pinned", 4 * COUNT).unwrap();
+    assert_eq!(rig.device.used_bytes(), used);
+    assert_eq!(pinned.read::<u8>(pinned.base(), 9).unwrap(), [POISON; 9]);
+    let values: Vec<u32> = (0..COUNT as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
+    pinned.write(pinned.base().cast(), &values).unwrap();
+    assert!(pinned.read::<u32>(pinned.base().cast(), COUNT).unwrap() == values);
+    let more: Vec<u32> = values.iter().map(|value| value.wrapping_add(1)).collect();
+    assert!(through_a_launch(&rig, &pinned, COUNT) == more);
+}
+
+fn a_mapped_file_is_read_by_launches_or_refused() {
+    const COUNT: usize = 1 << 16;
+    const OFFSET: usize = 4096 + 12;
+    let rig = Rig::new();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("words");
+    let values: Vec<u32> = (0..COUNT as u32 + 2048).collect();
+    std::fs::write(&path, bytemuck::cast_slice::<u32, u8>(&values)).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    if let Err(error) = rig.device.maps_files() {
+        println!("{error}");
+        let refused = rig.device.file_arena("file", &file, OFFSET as u64, 4 * COUNT).err();
+        assert_eq!(refused, Some(error));
+        return;
+    }
+    let arena = rig.device.file_arena("file", &file, OFFSET as u64, 4 * COUNT).unwrap();
+    let expected: Vec<u32> = values[OFFSET / 4..][..COUNT].to_vec();
+    assert!(arena.read::<u32>(arena.base().cast(), COUNT).unwrap() == expected);
+    let more: Vec<u32> = expected.iter().map(|value| value + 1).collect();
+    assert!(through_a_launch(&rig, &arena, COUNT) == more);
+    assert!(matches!(arena.write(arena.base(), &[1u8]), Err(Error::Size { call: "write", .. })));
+    drop(arena);
+    rig.stream.synchronize().unwrap();
+    rig.note(1);
+    rig.stream.synchronize().unwrap();
+    assert_eq!(rig.log.seen(), [1], "the map is gone and the device is as it was");
 }
 
 fn arenas_of_another_device_are_refused() {

@@ -57,8 +57,8 @@ fn the_real_shape_on_both_sides_of_its_budget() {
             poison: true,
             ..EngineOptions::default()
         };
-        let (dir, order) = (repository("models/real"), options.place.order());
-        let opened = Opened::without_text(&dir, options.element, order, options.load).expect("a shape");
+        let (dir, form) = (repository("models/real"), options.place.form(options.element, options.table));
+        let opened = Opened::without_text(&dir, form, options.load).expect("a shape");
         open_opened(opened, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine
     };
     let mut random = Random::new(8);

@@ -6,6 +6,7 @@ mod capture;
 mod emission;
 mod errors;
 mod faults;
+mod files;
 mod memory;
 mod readback;
 mod rig;

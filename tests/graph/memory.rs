@@ -196,6 +196,9 @@ fn virtual_arenas_are_addresses_alone() {
     let mut pinned = device.pinned("staged", 8).unwrap();
     pinned.write(|bytes| bytes.fill(3));
     assert!(pinned.read(|bytes| bytes.iter().all(|&byte| byte == 3)), "pinned memory is real");
+    let pinned = device.pinned_arena("named", 8).unwrap();
+    pinned.write(pinned.base(), &[5u8; 8]).unwrap();
+    assert_eq!(pinned.read(pinned.base(), 8).unwrap(), [5u8; 8], "also if launches may name it");
 
     let stream = device.stream();
     let args = AddArgs { to: far, from: far, count: 2, value: 1 };

@@ -14,7 +14,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Model, Picks, RoundShape};
 use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
-use runtime::weights::WeightPlan;
+use runtime::weights::{WeightForm, WeightPlan};
 
 /// A path inside the repository, or inside the archive that a packed program was extracted from: there it lies
 /// in a folder beside those of the data.
@@ -74,7 +74,8 @@ impl Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         device.prepare(kernels::source::ALL).unwrap_or_else(|error| panic!("{error}"));
         let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
-        let loaded = WeightPlan::new(&checkpoint, element, Order::of(device))
+        let loaded = WeightPlan::new(&checkpoint, WeightForm::new(element, Order::of(device)))
+            .expect("weights are laid out")
             .load(&checkpoint, device, &mut |_, _| {})
             .expect("weights load");
         let pages = size.slots * layout.pages_per_lane;
@@ -90,7 +91,7 @@ impl Fixture {
             context: size.context,
             edits,
         };
-        let runner = Runner::new(device, model, loaded.arena, limits).expect("buffers fit");
+        let runner = Runner::new(device, model, loaded.memory, limits).expect("buffers fit");
         Fixture { runner, lanes, sampling: Sampling::default() }
     }
 

@@ -113,6 +113,42 @@ pub fn version() -> Result<(i32, i32)> {
     VERSION.get_or_init(ask).clone()
 }
 
+/// The numbers of the architectures that NVRTC compiles for, such as 90.
+///
+/// # Errors
+/// It is not installed.
+pub fn architectures() -> Result<Vec<u32>> {
+    version()?;
+    let failed = |says| Error::Missing { what: "NVRTC's list of architectures".into(), why: says };
+    let mut count = 0;
+    // SAFETY: the library is there; `count` is written by the call alone.
+    done(unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }).map_err(failed)?;
+    let mut numbers = vec![0 as c_int; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: `numbers` has the length that NVRTC just asked for.
+    done(unsafe { sys::nvrtcGetSupportedArchs(numbers.as_mut_ptr()) }).map_err(failed)?;
+    Ok(numbers.into_iter().filter_map(|number| u32::try_from(number).ok()).collect())
+}
+
+/// The number of an architecture: 90 for `sm_90a`.
+pub fn number(architecture: &str) -> Option<u32> {
+    architecture.strip_prefix("sm_")?.trim_end_matches(['a', 'f']).parse().ok()
+}
+
+/// The definitions with a twin, by its source: what is compiled together. A source is told the sizes of all its
+/// blocks at once, so all of its kernels must be among them.
+pub fn by_source<'d>(definitions: &[&'d Definition]) -> Vec<(&'static Source, Vec<&'d Definition>)> {
+    let mut sources: Vec<(&'static Source, Digest, Vec<&'d Definition>)> = Vec::new();
+    for &definition in definitions {
+        let Some(twin) = definition.twin else { continue };
+        let key = identity(twin.source);
+        match sources.iter_mut().find(|(_, known, _)| *known == key) {
+            Some((_, _, siblings)) => siblings.push(definition),
+            None => sources.push((twin.source, key, vec![definition])),
+        }
+    }
+    sources.into_iter().map(|(source, _, definitions)| (source, definitions)).collect()
+}
+
 /// The code of `source`, from the cache or else from the compiler, which the cache then learns.
 ///
 /// # Errors
@@ -135,12 +171,13 @@ pub fn cached_in(
     architecture: &str,
     definitions: &[&Definition],
 ) -> Result<Code> {
-    let path = folder.join(entry_name(source, architecture, &options(architecture, definitions))?);
-    if let Some((cubin, log)) = fs::read(&path).ok().and_then(|entry| open_entry(&entry)) {
+    let name = entry_name(source, architecture, &options(architecture, definitions))?;
+    let path = folder.join(&name);
+    if let Some((cubin, log)) = fs::read(&path).ok().and_then(|entry| open_entry(&name, &entry)) {
         return Ok(Code { cubin, log, from: Origin::Cache(path) });
     }
     let code = compile(source, architecture, definitions)?;
-    let from = match keep(folder, &path, &seal_entry(&code)) {
+    let from = match keep(folder, &path, &seal_entry(&name, &code)) {
         Ok(()) => Origin::Compiler(path),
         Err(error) => Origin::Unkept(format!("{}: {error}", path.display())),
     };
@@ -292,20 +329,25 @@ fn entry_name(source: &Source, architecture: &str, options: &[String]) -> Result
 }
 
 /// What every entry begins with.
-const MAGIC: &[u8; 16] = b"roundhouse code1";
+const MAGIC: &[u8; 16] = b"roundhouse code2";
 
-/// An entry: magic, digest of the rest, length of the log, log, cubin.
-fn seal_entry(code: &Code) -> Vec<u8> {
+/// An entry: magic, digest of its name and the rest, length of the log, log, cubin.
+fn seal_entry(name: &str, code: &Code) -> Vec<u8> {
     let mut rest = (code.log.len() as u64).to_le_bytes().to_vec();
     rest.extend_from_slice(code.log.as_bytes());
     rest.extend_from_slice(&code.cubin);
-    [MAGIC, &Digester::of(&rest).0.to_le_bytes()[..], &rest].concat()
+    [MAGIC, &seal(name, &rest)[..], &rest].concat()
 }
 
-/// Cubin and log of an entry; none if it is not whole.
-fn open_entry(entry: &[u8]) -> Option<(Vec<u8>, String)> {
+/// The digest that an entry holds. The name says what the code is of and for: an entry under another name is none.
+fn seal(name: &str, rest: &[u8]) -> [u8; 16] {
+    Digester::new().text(name).bytes(rest).finish().0.to_le_bytes()
+}
+
+/// Cubin and log of the entry called `name`; none if it is not whole, or another's.
+fn open_entry(name: &str, entry: &[u8]) -> Option<(Vec<u8>, String)> {
     let (digest, rest) = entry.strip_prefix(MAGIC)?.split_first_chunk::<16>()?;
-    if Digester::of(rest).0.to_le_bytes() != *digest {
+    if seal(name, rest) != *digest {
         return None;
     }
     let (bytes, rest) = rest.split_first_chunk::<8>()?;
@@ -331,15 +373,17 @@ mod tests {
     fn an_entry_that_is_not_whole_is_no_entry() {
         let code =
             Code { cubin: vec![7; 100], log: "4 registers".into(), from: Origin::Unkept(String::new()) };
-        let entry = seal_entry(&code);
-        assert_eq!(open_entry(&entry), Some((code.cubin, code.log)));
+        let name = "words-sm_90a-0.code";
+        let entry = seal_entry(name, &code);
+        assert_eq!(open_entry(name, &entry), Some((code.cubin, code.log)));
+        assert_eq!(open_entry("words-sm_80-0.code", &entry), None, "another architecture's");
         for end in 0..entry.len() {
-            assert_eq!(open_entry(&entry[..end]), None, "cut at {end}");
+            assert_eq!(open_entry(name, &entry[..end]), None, "cut at {end}");
         }
         for at in 0..entry.len() {
             let mut torn = entry.clone();
             torn[at] ^= 1;
-            assert_eq!(open_entry(&torn), None, "flipped at {at}");
+            assert_eq!(open_entry(name, &torn), None, "flipped at {at}");
         }
     }
 
@@ -347,5 +391,9 @@ mod tests {
     fn architectures_are_those_of_the_very_chip() {
         let names = [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0), (12, 1)].map(architecture);
         assert_eq!(names, ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a", "sm_121a"]);
+        assert_eq!(
+            ["sm_80", "sm_90a", "sm_100f", "hopper"].map(number),
+            [Some(80), Some(90), Some(100), None]
+        );
     }
 }

@@ -1,5 +1,6 @@
 //! The driver's handles, each with one owner: context, stream, event, module, graph. The only file that
-//! calls the driver, so the only one of this folder, beside `code.rs` and `pinned.rs`, with unsafe code.
+//! calls the driver, so the only one of this folder, beside `code.rs`, `pinned.rs` and `mapped.rs`, with unsafe
+//! code.
 //!
 //! What every call is owed, and how it is paid:
 //!
@@ -46,6 +47,11 @@ fn done(code: CUresult) -> Outcome {
 }
 
 impl Failure {
+    /// What a launch that went wrong would give, for a planted fault.
+    pub(super) fn planted() -> Failure {
+        Failure(CUresult::CUDA_ERROR_LAUNCH_FAILED)
+    }
+
     pub(super) fn out_of_memory(self) -> bool {
         self.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
     }
@@ -135,6 +141,12 @@ pub(super) fn count() -> Result<usize> {
     Ok(count as usize)
 }
 
+fn attribute(device: sys::CUdevice, attribute: sys::CUdevice_attribute) -> Outcome<i32> {
+    let mut value = 0;
+    // SAFETY: who has a device has a started driver; `value` is written by the call alone.
+    done(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }).map(|()| value)
+}
+
 /// The primary context of one device, and what the device is.
 pub(super) struct Context {
     device: sys::CUdevice,
@@ -187,14 +199,9 @@ impl Context {
             done(sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
             done(sys::cuDeviceTotalMem_v2(&mut total_bytes, device))?;
         }
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: as above; `device` is a device.
-            done(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) }).map(|()| value)
-        };
         use sys::CUdevice_attribute as A;
-        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         // SAFETY: as above. The retained context is released in `Drop`.
         done(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) })?;
         let name = name.iter().map(|&c| c as u8).take_while(|&c| c != 0).collect::<Vec<u8>>();
@@ -260,6 +267,40 @@ impl Context {
             return Err(mapped.err().unwrap_or(Failure(CUresult::CUDA_ERROR_NOT_SUPPORTED)));
         }
         Ok(start)
+    }
+
+    /// Whether the device reads pageable host memory, mapped files included, as the process does; and whether it
+    /// can register host memory that is only read.
+    pub(super) fn file_access(&self) -> Outcome<(bool, bool)> {
+        use sys::CUdevice_attribute as A;
+        let pageable = attribute(self.device, A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)?;
+        let register = attribute(self.device, A::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)?;
+        Ok((pageable != 0, register != 0))
+    }
+
+    /// Registers host memory for the device to read; gives the address at which it does.
+    pub(super) fn register_read_only(&self, start: NonNull<u8>, bytes: usize) -> Outcome<u64> {
+        self.bind()?;
+        let (data, mut address) = (start.as_ptr().cast(), 0);
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the context is current; the driver itself checks that the range is mapped.
+        done(unsafe { sys::cuMemHostRegister_v2(data, bytes, flags) })?;
+        // SAFETY: `data` was just registered with the flag that maps it.
+        let mapped = done(unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, data, 0) });
+        mapped.map(|()| address).inspect_err(|_| {
+            // SAFETY: just registered, and nobody else knows of it.
+            let _ = unsafe { self.unregister(start) };
+        })
+    }
+
+    /// Ends what [`Context::register_read_only`] began.
+    ///
+    /// # Safety
+    /// Nothing on the device reads the memory any more, and it is unregistered once, while it is mapped.
+    pub(super) unsafe fn unregister(&self, start: NonNull<u8>) -> Outcome {
+        self.bind()?;
+        // SAFETY: the caller's promise; the context is current.
+        done(unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) })
     }
 
     /// Frees what [`Context::allocate_pinned`] gave.

@@ -11,10 +11,11 @@
 //! * memory whose owner is gone is freed at the next allocation or synchronisation, never in a capture.
 //!
 //! Files: `driver` owns the handles, `queue` is a stream with what its pending work holds, `modules`
-//! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory.
+//! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory, `mapped` files.
 
 pub mod code;
 mod driver;
+mod mapped;
 mod modules;
 mod pinned;
 mod queue;
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
+use crate::file::FileMap;
 use crate::host::POISON;
 use crate::kernel::Definition;
 use crate::state::State;
@@ -32,6 +34,7 @@ use driver::{Context, Failure, Outcome, StreamHandle};
 use modules::Modules;
 
 pub(crate) use driver::Graph;
+pub(crate) use mapped::MappedFile;
 pub(crate) use pinned::PinnedMemory;
 pub(crate) use queue::{Marker, Queue};
 
@@ -67,6 +70,8 @@ pub(crate) enum Release {
     Device(u64, usize),
     /// Pinned memory.
     Pinned(pinned::Pages),
+    /// A mapped file, and whether the driver knows of it.
+    File(FileMap, bool),
 }
 
 /// How many CUDA devices there are.
@@ -103,6 +108,17 @@ impl Cuda {
 
     pub(crate) fn architecture(&self) -> &str {
         self.modules.architecture()
+    }
+
+    /// Refuses `call` in a capture and after a fault.
+    pub(crate) fn ready(&self, call: &'static str) -> Result<()> {
+        self.state.refuse_in_capture(call)?;
+        self.state.healthy()
+    }
+
+    /// Whether mapped files can be read.
+    pub(crate) fn maps_files(&self) -> Result<()> {
+        mapped::supported(self)
     }
 
     /// Allocates device memory, filled.
@@ -179,11 +195,14 @@ impl Cuda {
         let _ = self.context.synchronize();
         let gone = std::mem::take(&mut *self.released.lock());
         for release in gone {
-            // SAFETY: the owner is gone, queued work held the owner, and whatever did not has run.
-            let _ = unsafe {
-                match release {
-                    Release::Device(address, _) => self.context.free(address),
-                    Release::Pinned(pages) => self.context.free_pinned(pages.start),
+            let _ = match release {
+                // SAFETY: the owner is gone, queued work held the owner, and whatever did not has run.
+                Release::Device(address, _) => unsafe { self.context.free(address) },
+                // SAFETY: as above.
+                Release::Pinned(pages) => unsafe { self.context.free_pinned(pages.start) },
+                Release::File(map, registered) => {
+                    mapped::end(&self.context, map, registered);
+                    Ok(())
                 }
             };
         }
@@ -201,7 +220,7 @@ impl Cuda {
     pub(crate) fn free_bytes(&self) -> usize {
         let waiting = |release: &Release| match release {
             Release::Device(_, bytes) => *bytes,
-            Release::Pinned(_) => 0,
+            Release::Pinned(_) | Release::File(..) => 0,
         };
         let waiting: usize = self.released.lock().iter().map(waiting).sum();
         self.context.memory().map_or(0, |(free, _)| free + waiting)

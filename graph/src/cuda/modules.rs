@@ -53,26 +53,24 @@ impl Modules {
     /// passed over: the host alone runs them.
     pub(super) fn prepare(&self, context: &Arc<Context>, definitions: &[&'static Definition]) -> Result<()> {
         let mut loaded = self.loaded.lock();
-        let twins = definitions.iter().filter_map(|&d| d.twin.map(|twin| (d, twin)));
-        let twins: Vec<(&Definition, Twin, Digest)> =
-            twins.map(|(d, twin)| (d, twin, code::identity(twin.source))).collect();
-        for (definition, twin, key) in &twins {
-            if loaded.functions.contains_key(&name(definition)) {
+        for (source, siblings) in code::by_source(definitions) {
+            if siblings.iter().all(|definition| loaded.functions.contains_key(&name(definition))) {
                 continue;
             }
-            let module = match loaded.modules.entry(*key) {
+            let module = match loaded.modules.entry(code::identity(source)) {
                 Entry::Occupied(module) => module.into_mut(),
                 Entry::Vacant(place) => {
-                    // The sizes of all of a source's blocks are told to it at once.
-                    let siblings = twins.iter().filter(|(_, _, k)| k == key).map(|(d, _, _)| *d);
-                    let siblings: Vec<&Definition> = siblings.collect();
-                    let cubin = code::cached(twin.source, &self.architecture, &siblings)?.cubin;
+                    let cubin = code::cached(source, &self.architecture, &siblings)?.cubin;
                     let module = Module::load(context, &cubin);
-                    place.insert(module.map_err(|failure| refused(twin.source, "load", failure))?)
+                    place.insert(module.map_err(|failure| refused(source, "load", failure))?)
                 }
             };
-            let function = function(module, definition, twin)?;
-            loaded.functions.insert(name(definition), function);
+            let functions = siblings.iter().map(|definition| {
+                let twin = twin(definition)?;
+                Ok((name(definition), function(module, definition, &twin)?))
+            });
+            let functions = functions.collect::<Result<Vec<_>>>()?;
+            loaded.functions.extend(functions);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::Cuda;
-use super::driver::{EventHandle, Failure, Function, Graph, NODE_BYTES, StreamHandle, Submission};
+use super::driver::{EventHandle, Failure, Function, Graph, NODE_BYTES, Outcome, StreamHandle, Submission};
 use super::modules::twin;
 use crate::arena::Arena;
 use crate::emission::{Emission, Entry};
@@ -59,7 +59,9 @@ impl Queue {
             return Ok(());
         }
         let mut held = self.held.lock();
-        self.submit(emission, &functions).map_err(|(index, failure)| {
+        let fails = state.launch_fails_at(emission.len());
+        let planted = |index| if fails == Some(index) { Err(Failure::planted()) } else { Ok(()) };
+        self.submit(emission, &functions, planted).map_err(|(index, failure)| {
             self.cuda.fail(failure, format!("queueing {}", describe(emission, index)))
         })?;
         self.hold(&mut held, keeps.to_vec())
@@ -68,7 +70,10 @@ impl Queue {
     /// Queues a replay.
     pub(crate) fn replay(&self, exec: &Exec, graph: &Graph) -> Result<()> {
         let mut held = self.held.lock();
-        let launched = self.stream.launch_graph(graph);
+        let launched = match self.cuda.state.launch_fails_at(1) {
+            None => self.stream.launch_graph(graph),
+            Some(_) => Err(Failure::planted()),
+        };
         launched.map_err(|failure| self.cuda.fail(failure, format!("replaying `{}`", exec.label())))?;
         self.retire(&mut held, Keeps::Exec(exec.clone()))
     }
@@ -82,8 +87,11 @@ impl Queue {
         // Nothing else may reach the stream between begin and end, and no memory may be freed.
         let (_held, _gate) = (self.held.lock(), self.cuda.gate());
         let mut stopped = None;
+        let fails = self.cuda.state.capture_fails_at(emission.len());
+        // The driver refuses to wait for a stream that it captures, and gives the capture up.
+        let planted = |index| if fails == Some(index) { self.stream.synchronize() } else { Ok(()) };
         let captured = self.stream.capture(|| {
-            self.submit(emission, &functions).map_err(|(index, failure)| {
+            self.submit(emission, &functions, planted).map_err(|(index, failure)| {
                 stopped = Some(index);
                 failure
             })
@@ -134,11 +142,18 @@ impl Queue {
         Ok(modules.find(emission).expect("every kernel of the emission was just loaded"))
     }
 
-    /// Hands every entry to the driver; on a failure says at which.
-    fn submit(&self, emission: &Emission, functions: &[Function]) -> Result<(), (usize, Failure)> {
+    /// Hands every entry to the driver, after asking `planted` for a fault in its place; on a failure says at
+    /// which.
+    fn submit(
+        &self,
+        emission: &Emission,
+        functions: &[Function],
+        planted: impl Fn(usize) -> Outcome,
+    ) -> Result<(), (usize, Failure)> {
         self.cuda.context().bind().map_err(|failure| (0, failure))?;
         let mut functions = functions.iter();
         for (index, entry) in emission.entries().iter().enumerate() {
+            planted(index).map_err(|failure| (index, failure))?;
             let submission = match *entry {
                 Entry::Launch { kernel, grid, block } => {
                     let function = *functions.next().expect("one function was found for each launch");

@@ -25,7 +25,9 @@ impl<'m> Access<'m> {
 
     /// `len` values at `ptr`, to read.
     pub fn read<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<&[T], Fault> {
-        let (data, range) = self.locate(ptr, len)?;
+        let (address, bytes) = self.place(ptr, len)?;
+        let data = self.memory.locate(address, bytes).map_err(|kind| self.fault(kind))?.cast();
+        let range = (address, address + bytes as u64);
         if self.writes.borrow().iter().any(|held| overlap(*held, range)) {
             return Err(self.overlap(range));
         }
@@ -38,7 +40,9 @@ impl<'m> Access<'m> {
     /// `len` values at `ptr`, to read and write. It must not overlap anything else that this launch holds.
     #[expect(clippy::mut_from_ref, reason = "exclusive by the overlap check, like a RefCell per range")]
     pub fn write<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<&mut [T], Fault> {
-        let (data, range) = self.locate(ptr, len)?;
+        let (address, bytes) = self.place(ptr, len)?;
+        let data = self.memory.locate_mut(address, bytes).map_err(|kind| self.fault(kind))?.cast();
+        let range = (address, address + bytes as u64);
         let held = |list: &RefCell<Vec<(u64, u64)>>| list.borrow().iter().any(|held| overlap(*held, range));
         if held(&self.writes) || held(&self.reads) {
             return Err(self.overlap(range));
@@ -53,15 +57,14 @@ impl<'m> Access<'m> {
         self.fault(FaultKind::Domain(why.into()))
     }
 
-    fn locate<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<(*mut T, (u64, u64)), Fault> {
+    /// Where `len` values at `ptr` lie: their first address, and their bytes.
+    fn place<T: Pod>(&self, ptr: Ptr<T>, len: usize) -> Result<(u64, usize), Fault> {
         const { assert!(align_of::<T>() <= ALIGN, "device addresses are not aligned this much") };
         let address = ptr.address();
-        let bytes = len.saturating_mul(size_of::<T>());
         if !address.is_multiple_of(align_of::<T>() as u64) {
             return Err(self.fault(FaultKind::Alignment { address, align: align_of::<T>() }));
         }
-        let data = self.memory.locate(address, bytes).map_err(|kind| self.fault(kind))?;
-        Ok((data.cast(), (address, address + bytes as u64)))
+        Ok((address, len.saturating_mul(size_of::<T>())))
     }
 
     fn overlap(&self, (start, end): (u64, u64)) -> Fault {

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 use super::{HostOptions, POISON};
 use crate::error::{Error, FaultKind, Result};
+use crate::file::FileMap;
 
 /// Addresses of allocations are multiples of this.
 pub(super) const ALIGN: usize = 4096;
@@ -23,6 +24,8 @@ pub(crate) enum Place {
     Device,
     /// Pinned host memory: copies from it are checked for overwriting.
     Pinned,
+    /// A mapped file, which nothing may write.
+    File,
 }
 
 pub(crate) struct Memory {
@@ -44,11 +47,17 @@ struct Allocation {
 }
 
 struct Storage {
-    /// What the system gave.
-    raw: NonNull<u8>,
-    layout: Layout,
+    backing: Backing,
     /// The first byte in it that is aligned as device addresses are.
     data: NonNull<u8>,
+}
+
+/// What holds bytes.
+enum Backing {
+    /// Memory of the system's allocator.
+    Heap { raw: NonNull<u8>, layout: Layout },
+    /// A file.
+    File(#[expect(dead_code, reason = "it is held, not looked at")] FileMap),
 }
 
 // SAFETY: `data` is owned by this value alone and only reached through `Memory`, which its device keeps
@@ -88,6 +97,16 @@ impl Memory {
         self.options.virtual_arenas
     }
 
+    /// Gives a mapped file an address: that of the map's first byte.
+    pub(crate) fn adopt(&mut self, label: &str, map: FileMap) -> u64 {
+        let (address, bytes) = (self.next, map.mapped_bytes());
+        self.next += bytes.next_multiple_of(ALIGN) as u64 + GAP;
+        let storage = Some(Storage { data: map.start(), backing: Backing::File(map) });
+        let allocation = Allocation { bytes, label: label.into(), place: Place::File, storage, version: 0 };
+        self.live.insert(address, allocation);
+        address
+    }
+
     pub(crate) fn free(&mut self, address: u64) {
         let Some(allocation) = self.live.remove(&address) else { return };
         if allocation.place == Place::Device {
@@ -106,16 +125,31 @@ impl Memory {
         self.options.memory_bytes.saturating_sub(self.used)
     }
 
-    /// The start of a live range, or why it is none. The pointer is good for reads and writes of `bytes`
-    /// bytes while `self` is borrowed and nothing is freed; who uses it decides about aliasing.
-    pub(super) fn locate(&self, address: u64, bytes: usize) -> Result<*mut u8, FaultKind> {
+    /// The start of a live range to read, or why it is none. The pointer is good for reads of `bytes` bytes
+    /// while `self` is borrowed and nothing is freed; who uses it decides about aliasing.
+    pub(super) fn locate(&self, address: u64, bytes: usize) -> Result<*const u8, FaultKind> {
+        self.find(address, bytes).map(|(data, _)| data.cast_const())
+    }
+
+    /// As [`Memory::locate`], to write too.
+    pub(super) fn locate_mut(&self, address: u64, bytes: usize) -> Result<*mut u8, FaultKind> {
+        match self.find(address, bytes)? {
+            (_, Allocation { place: Place::File, label, .. }) => {
+                Err(FaultKind::ReadOnly { address, bytes, label: label.clone() })
+            }
+            (data, _) => Ok(data),
+        }
+    }
+
+    /// The start of a live range, and the allocation that holds it.
+    fn find(&self, address: u64, bytes: usize) -> Result<(*mut u8, &Allocation), FaultKind> {
         if let Some((&base, allocation)) = self.live.range(..=address).next_back() {
             let offset = (address - base) as usize;
             if offset.checked_add(bytes).is_some_and(|end| end <= allocation.bytes)
                 && let Some(storage) = &allocation.storage
             {
                 // SAFETY: offset + bytes lies inside the allocation.
-                return Ok(unsafe { storage.data.as_ptr().add(offset) });
+                return Ok((unsafe { storage.data.as_ptr().add(offset) }, allocation));
             }
         }
         Err(FaultKind::Address { address, bytes, near: self.near(address) })
@@ -130,7 +164,7 @@ impl Memory {
 
     /// The bytes of a live range, to write.
     pub(crate) fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], FaultKind> {
-        let data = self.locate(address, bytes)?;
+        let data = self.locate_mut(address, bytes)?;
         // SAFETY: as in `bytes`, and `&mut self` makes it the only reference.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, bytes) })
     }
@@ -141,7 +175,7 @@ impl Memory {
             return Err(FaultKind::Overlap { address: to, bytes });
         }
         let source = self.locate(from, bytes)?;
-        let target = self.locate(to, bytes)?;
+        let target = self.locate_mut(to, bytes)?;
         // SAFETY: both ranges are live, they do not overlap, and `&mut self` excludes other references.
         unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
         Ok(())
@@ -199,13 +233,14 @@ impl Storage {
         // SAFETY: the layout has ALIGN bytes more than it was asked for, so the offset and what follows lie
         // inside.
         let data = unsafe { raw.add(raw.as_ptr().align_offset(ALIGN)) };
-        Some(Storage { raw, layout, data })
+        Some(Storage { backing: Backing::Heap { raw, layout }, data })
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
+        let Backing::Heap { raw, layout } = self.backing else { return };
         // SAFETY: allocated in `new` with the same layout, and freed nowhere else.
-        unsafe { dealloc(self.raw.as_ptr(), self.layout) };
+        unsafe { dealloc(raw.as_ptr(), layout) };
     }
 }

@@ -93,7 +93,7 @@ fn drain(host: &Host, memory: &mut Memory, target: &Target) {
             Work::Wait(other) => drain(host, memory, &other),
             Work::Run { emission, pinned, keeps } => {
                 if host.state.healthy().is_ok()
-                    && let Err(fault) = execute(memory, &emission, &pinned)
+                    && let Err(fault) = execute(host, memory, &emission, &pinned)
                 {
                     host.state.fail(fault);
                 }
@@ -106,8 +106,18 @@ fn drain(host: &Host, memory: &mut Memory, target: &Target) {
     }
 }
 
-fn execute(memory: &mut Memory, emission: &Emission, pinned: &[(u64, u64)]) -> Result<(), Fault> {
-    for entry in emission.entries() {
+fn execute(
+    host: &Host,
+    memory: &mut Memory,
+    emission: &Emission,
+    pinned: &[(u64, u64)],
+) -> Result<(), Fault> {
+    let planted = host.state.launch_fails_at(emission.len());
+    for (index, entry) in emission.entries().iter().enumerate() {
+        if planted == Some(index) {
+            let kind = FaultKind::Domain("a planted fault".into());
+            return Err(Fault { work: format!("entry {index}"), kind });
+        }
         match *entry {
             Entry::Launch { kernel, block, .. } => {
                 let access = Access::new(memory, kernel.name);

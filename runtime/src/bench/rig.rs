@@ -82,8 +82,8 @@ impl<'o> Rig<'o> {
             Device::Cuda(_) => 4usize << 30,
         };
         let spare = (runner.device.free_bytes() / 2).min(most);
-        let area = match runner.weights.bytes() >= spare {
-            true => runner.weights.clone(),
+        let area = match runner.weights.arena.bytes() >= spare {
+            true => runner.weights.arena.clone(),
             false => runner.device.arena("memory to read", spare)?,
         };
         let quads = area.bytes().min(most) / 16;
@@ -457,8 +457,8 @@ impl<'o> Rig<'o> {
         (0..times).for_each(|_| emission.append(list));
         let recording = Recording::begin(&runner.stream, "a bench")?;
         runner.stream.run(emission, &[])?;
-        let own = [runner.weights.clone(), runner.scratch.arena.clone()];
-        let keeps = own.into_iter().chain(self.lanes().arenas()).chain(more.iter().cloned());
+        let own = runner.weights.arenas().chain([runner.scratch.arena.clone()]);
+        let keeps = own.chain(self.lanes().arenas()).chain(more.iter().cloned());
         Ok(recording.finish(keeps.collect())?)
     }
 

@@ -24,6 +24,10 @@ impl Engine {
     /// # Errors
     /// The device failed.
     pub fn metered_turn(&mut self, eager: bool) -> Result<Option<Metered>, Error> {
+        self.take_metered_turn(eager).inspect_err(|error| self.fail(error))
+    }
+
+    fn take_metered_turn(&mut self, eager: bool) -> Result<Option<Metered>, Error> {
         let start = Instant::now();
         if let Some(mut round) = self.stage_next()? {
             if eager && round.verdict == Verdict::Graph {
@@ -48,7 +52,7 @@ impl Engine {
     /// The device failed.
     pub fn land(&mut self) -> Result<(), Error> {
         while let Some(flying) = self.flying.pop_front() {
-            self.land_one(flying)?;
+            self.land_one(flying).inspect_err(|error| self.fail(error))?;
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use graph::Bank;
+use graph::host::HostOptions;
+use graph::{Bank, Planted};
 use kernels::numerics::ElementType;
 use planner::{ClassId, Limits, Slab, State};
 
@@ -11,12 +12,13 @@ use super::{Engine, RoundCounts, warm};
 use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
-use crate::memory::MemoryPlan;
+use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
 use crate::open::{Load, OpenModel, Opened, Progress};
 use crate::place::Place;
 use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
 use crate::tokenizer::Tokenizer;
+use crate::weights::TablePlace;
 
 /// Positions of the longest context, unless asked otherwise or the model has fewer.
 const DEFAULT_CONTEXT: u32 = 32_768;
@@ -36,6 +38,8 @@ pub struct EngineOptions {
     pub element: ElementType,
     /// Where the weights come from.
     pub load: Load,
+    /// Where the n-gram tables live.
+    pub table: TablePlace,
     /// Whether decode rounds are captured and replayed.
     pub graphs: bool,
     /// The cache classes; requests name one by its number.
@@ -61,9 +65,14 @@ pub struct EngineOptions {
     pub trace: bool,
     /// Whether fresh device memory is poisoned; zeros otherwise.
     pub poison: bool,
+    /// Bytes of memory that the host device has.
+    pub host_memory: usize,
     /// Plants a fault, for the suite that proves that tests catch it: changes every round key.
     #[doc(hidden)]
     pub key_fault: Option<fn(&mut graph::Key)>,
+    /// Plants a fault in the device, once its weights are read.
+    #[doc(hidden)]
+    pub planted: Option<Planted>,
 }
 
 /// A cache class: lanes with room for so many positions, and the pages they share.
@@ -83,6 +92,7 @@ impl Default for EngineOptions {
             place: Place::Host,
             element: ElementType::Bf16,
             load: Load::Checkpoint,
+            table: TablePlace::Device,
             graphs: true,
             classes: vec![Class::default()],
             page_memory: None,
@@ -95,7 +105,9 @@ impl Default for EngineOptions {
             depth: DEPTH,
             trace: false,
             poison: false,
+            host_memory: HostOptions::default().memory_bytes,
             key_fault: None,
+            planted: None,
         }
     }
 }
@@ -169,13 +181,18 @@ impl Sizes {
     }
 
     fn memory_plan(&self, opened: &Opened) -> MemoryPlan {
-        let lanes =
-            self.options.classes.iter().zip(&self.layouts).map(|(class, layout)| {
-                (&**layout, self.options.first_lanes(class).into(), class.pages as usize)
-            });
-        let lanes: Vec<(&LaneLayout, usize, usize)> = lanes.collect();
-        let config = &opened.checkpoint.config;
-        MemoryPlan::new(config, self.options.element, &opened.weights, &lanes, self.limits)
+        let classes = self.options.classes.iter().zip(&self.layouts).map(|(class, layout)| ClassPlan {
+            layout,
+            first: self.options.first_lanes(class).into(),
+            lanes: class.lanes.into(),
+            pages: class.pages as usize,
+        });
+        let classes: Vec<ClassPlan<'_>> = classes.collect();
+        let graphs = GraphPlan {
+            bytes: if self.options.graphs { self.options.graph_bytes } else { 0 },
+            on_device: self.options.place != Place::Host,
+        };
+        MemoryPlan::new(opened, &classes, self.limits, graphs)
     }
 }
 
@@ -216,13 +233,15 @@ pub struct OpenEngine {
 /// Opens a model: checks the whole folder, tells the memory plan, reads the weights, captures the ladder.
 ///
 /// # Errors
-/// The folder cannot be loaded, or a setting cannot be honoured; each names what is wrong.
+/// The folder cannot be loaded, a setting cannot be honoured, or the device has too little memory; each names what
+/// is wrong.
 pub fn open(
     dir: &Path,
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    open_opened(Opened::with(dir, options.element, options.place.order(), options.load)?, options, progress)
+    let form = options.place.form(options.element, options.table);
+    open_opened(Opened::with(dir, form, options.load)?, options, progress)
 }
 
 /// As [`open`], of a folder whose files were checked.
@@ -234,8 +253,9 @@ pub fn open_opened(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let device = options.place.open(options.element, options.poison)?;
+    let device = options.place.open(options.element, options.poison, options.host_memory)?;
     progress(Progress::Device(device.describe()));
+    options.place.takes(&opened.checkpoint.config)?;
     let sizes = Sizes::new(&opened, options)?;
     opened.unused().into_iter().for_each(&mut *progress);
     let plan = sizes.memory_plan(&opened);
@@ -285,9 +305,12 @@ pub fn open_opened(
         counts: RoundCounts::default(),
         tokens: 0,
         audits_failed: 0,
+        slabs_refused: 0,
+        broken: None,
         options,
     };
     engine.runner.plant_key_fault(engine.options.key_fault);
+    device.plant(engine.options.planted);
     warm(&mut engine)?;
     Ok(OpenEngine { engine, tokenizer, chat })
 }

@@ -9,7 +9,7 @@ use kernels::launch;
 use kernels::numerics::{Element, ElementType};
 use kernels::random::{self, uniform};
 
-use super::{Fill, Loaded, WeightPlan};
+use super::{Fill, Loaded, TablePlace, WeightPlan};
 use crate::checkpoint::layout::Spec;
 use crate::error::Error;
 
@@ -54,32 +54,44 @@ impl WeightPlan {
     ///
     /// # Errors
     /// The device has no room, or failed.
+    ///
+    /// # Panics
+    /// If the n-gram tables are to be mapped: what is made is in no file.
     pub fn make(self, seed: u64, device: &Device) -> Result<Loaded, Error> {
+        assert_ne!(self.form.table, TablePlace::Mapped, "made tables are in no file");
         let arena = device.arena("weights", self.region.bytes())?;
         let mut emission = Emission::new();
-        for (number, source) in (0..).zip(&self.sources) {
+        // Every weight has a seed of its own, far from its neighbours'.
+        let seed = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        let mut seeds = (0..).map(|number: u64| seed.wrapping_add(number << 40));
+        for (source, seed) in self.sources.iter().zip(&mut seeds) {
             let to = source.span.at::<u8>(arena.base());
-            // Every weight has a seed of its own, far from its neighbours'.
-            let seed = seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(number << 40);
             let (made, bytes) = (source.made, source.span.bytes);
             match &source.fill {
                 Fill::Bytes(bytes) => arena.write(to, bytes)?,
                 Fill::Wide(_) => arena.write(to.cast(), &listed::<f32>(made, seed, bytes))?,
                 // Few values, and not about zero.
-                Fill::Elements(_) if made.centre != 0.0 => match self.element {
+                Fill::Elements(_) if made.centre != 0.0 => match self.form.element {
                     ElementType::F32 => arena.write(to.cast(), &listed::<f32>(made, seed, bytes))?,
                     ElementType::Bf16 => arena.write(to.cast(), &listed::<bf16>(made, seed, bytes))?,
                 },
                 Fill::Elements(_) | Fill::Matrices { .. } => {
-                    fill(&mut emission, self.element, to, bytes, seed, made.scale)?
+                    fill(&mut emission, self.form.element, to, bytes, seed, made.scale)?
                 }
             }
         }
+        let mut tables = Vec::new();
+        for (table, seed) in self.tables.iter().zip(seeds) {
+            let (room, to) = table.room(&arena, device)?;
+            fill(&mut emission, self.form.element, to, table.bytes, seed, table.made.scale)?;
+            table.tell_from(&arena, to)?;
+            tables.extend(table.span.is_none().then_some(room));
+        }
+        let loaded = self.loaded(arena, tables);
         let stream = device.stream();
-        stream.run(emission, std::slice::from_ref(&arena))?;
+        stream.run(emission, &loaded.memory.arenas().collect::<Vec<_>>())?;
         stream.synchronize()?;
-        let weights = self.weights.map(&mut |span| span.at(arena.base()));
-        Ok(Loaded { arena, weights })
+        Ok(loaded)
     }
 }
 

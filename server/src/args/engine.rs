@@ -9,8 +9,9 @@ use runtime::engine::{Class, EngineOptions};
 use runtime::open::Load;
 use runtime::place::Place;
 use runtime::receipts::CheckOptions;
+use runtime::weights::TablePlace;
 
-use super::{ByteSize, Device, Dtype, LoadFrom, Switch};
+use super::{ByteSize, Device, Dtype, LoadFrom, Switch, Table};
 use crate::failure::Failure;
 
 /// The seed of dummy weights.
@@ -38,6 +39,10 @@ pub(crate) struct RunArgs {
     /// With --load dummy: only the first N layers; all of them if not given.
     #[arg(long, env = "ROUNDHOUSE_LAYERS", value_name = "N", allow_negative_numbers = true)]
     pub(crate) layers: Option<u32>,
+
+    /// Where the n-gram tables live: in device memory, in pinned host memory, or mapped from the checkpoint.
+    #[arg(long, env = "ROUNDHOUSE_TABLE", value_enum, default_value = "device")]
+    pub(crate) table: Table,
 }
 
 /// How long.
@@ -102,6 +107,7 @@ pub(crate) struct Chosen {
     pub(crate) place: Place,
     pub(crate) element: ElementType,
     pub(crate) load: Load,
+    pub(crate) table: TablePlace,
     /// Why it is this device.
     pub(crate) why: String,
 }
@@ -132,14 +138,15 @@ impl RunArgs {
                 return Err(Failure::Input(format!("--layers {layers}: {why}")));
             }
         };
-        Ok(Chosen { place, element, load, why })
+        Ok(Chosen { place, element, load, table: self.table.place(), why })
     }
 }
 
 impl Chosen {
     /// What receipts need to know.
     pub(crate) fn receipts(&self, cases: u32, seed: u64) -> CheckOptions {
-        CheckOptions { place: self.place, element: self.element, load: self.load, cases, seed }
+        let &Chosen { place, element, load, table, .. } = self;
+        CheckOptions { place, element, load, table, cases, seed }
     }
 
     /// The note before a model is opened.
@@ -157,6 +164,7 @@ impl EngineArgs {
             place: chosen.place,
             element: chosen.element,
             load: chosen.load,
+            table: chosen.table,
             graphs: self.graphs.is_on(),
             classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
             page_memory: self.memory.map(|size| size.0),

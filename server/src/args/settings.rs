@@ -1,7 +1,7 @@
 //! The settings that come from the environment.
 
 use clap::CommandFactory;
-use runtime::place::CODE_FOLDER;
+use graph::cuda::code::FOLDER;
 
 use super::Cli;
 
@@ -30,7 +30,8 @@ fn readable_settings() -> Vec<String> {
     let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
     let mut names: Vec<String> =
         arguments.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned())).collect();
-    names.push(CODE_FOLDER.into());
+    // Where compiled kernels are kept is no option of a command: whatever opens a CUDA device reads it.
+    names.push(FOLDER.into());
     names.sort();
     names.dedup();
     names

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use kernels::numerics::ElementType;
+use runtime::weights::TablePlace;
 
 /// The device that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +31,18 @@ pub(crate) enum Switch {
     On,
     Off,
 }
+
+/// Where the n-gram tables live.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Table {
+    Device,
+    Pinned,
+    Mmap,
+}
+
+/// What device code is compiled for, such as sm_90a.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Architecture(pub(crate) String);
 
 /// Token ids, written with commas between them.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +90,16 @@ impl Dtype {
     }
 }
 
+impl Table {
+    pub(crate) fn place(self) -> TablePlace {
+        match self {
+            Table::Device => TablePlace::Device,
+            Table::Pinned => TablePlace::Pinned,
+            Table::Mmap => TablePlace::Mapped,
+        }
+    }
+}
+
 impl FromStr for Device {
     type Err = String;
 
@@ -90,6 +113,19 @@ impl FromStr for Device {
                 let wrong = || "not a device; use auto, host, cuda or cuda:N".to_string();
                 ordinal.map(Device::Cuda).ok_or_else(wrong)
             }
+        }
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Architecture, String> {
+        let number = name.strip_prefix("sm_").map(|rest| rest.trim_end_matches(['a', 'f']));
+        let digits = |number: &str| number.len() > 1 && number.bytes().all(|byte| byte.is_ascii_digit());
+        match number.is_some_and(digits) {
+            true => Ok(Architecture(name.to_owned())),
+            false => Err("not an architecture; give names like sm_90a,sm_80".into()),
         }
     }
 }
@@ -181,6 +217,16 @@ mod tests {
         }
         for text in ["", "0", "0G", "-1", "1.5G", "G", "1GG", "1B", "1k ", "99999999999999T"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn architectures_have_names() {
+        for name in ["sm_80", "sm_90a", "sm_100f", "sm_120a"] {
+            assert_eq!(name.parse(), Ok(Architecture(name.into())));
+        }
+        for name in ["", "sm_", "sm_9", "90a", "sm_90x", "compute_90", "sm_90a "] {
+            assert!(name.parse::<Architecture>().is_err(), "{name:?}");
         }
     }
 

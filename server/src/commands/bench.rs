@@ -18,6 +18,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         place: chosen.place,
         element: chosen.element,
         load: chosen.load,
+        table: chosen.table,
         rows: args.rows.0.clone(),
         contexts: args.contexts.0.clone(),
         rounds: args.rounds as usize,

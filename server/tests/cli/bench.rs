@@ -18,7 +18,8 @@ fn rounds_prompt_and_kernels_are_measured() {
     let json = dir.path().join("bench.jsonl");
     let mut line = binary("bench");
     line.args(["--device", "host", "--rows", "1,2", "--contexts", "128", "--rounds", "3", "--prompt", "70"]);
-    let ended = run(line.args(["--piece", "64", "--kernels", "--json"]).arg(&json)).good();
+    let ended =
+        run(line.args(["--piece", "64", "--kernels", "--table", "pinned", "--json"]).arg(&json)).good();
     for word in
         ["synthetic context", "TB/s", "prompt     70 tokens in pieces of 64", "kernels of a prompt round"]
     {

@@ -52,6 +52,7 @@ fn engine_options_outside_their_limits_are_named() {
     refused("--audit", &["-1", "x"]);
     refused("--context", &["0", "-1", "32769"]);
     refused("--graphs", &["yes"]);
+    refused("--table", &["disk", "host"]);
 }
 
 #[test]
@@ -83,10 +84,36 @@ fn audited_rounds_are_counted_and_pick_the_same_tokens() {
 }
 
 #[test]
-fn every_engine_option_is_a_setting_too() {
-    for (setting, value) in
-        [("LANES", "0"), ("MEMORY", "none"), ("AUDIT", "-1"), ("GRAPHS", "maybe"), ("CONTEXT", "x")]
+fn tables_live_anywhere_and_tokens_are_the_same() {
+    let line = |table| ["--prompt", "Count from 5 to 16.", "--table", table];
+    let sha = |table| generate_json(&line(table))["token_sha"].clone();
+    let here = sha("device");
+    for (table, words) in
+        [("pinned", "in pinned host memory"), ("mmap", "mapped from the checkpoint's files")]
     {
+        assert_eq!(sha(table), here, "{table}");
+        let told = generate(&line(table)).good().stderr;
+        assert!(told.contains(words), "{words:?} is not in: {told}");
+    }
+    let wide = [&line("mmap")[..], &["--dtype", "f32"]].concat();
+    generate(&wide).refused(&["--table mmap", "shard_0.weight", "f32", "--table device"]);
+    generate(&["--ids", "1", "--load", "dummy", "--table", "mmap"]).refused(&[
+        "--table mmap",
+        "--load dummy",
+        "--table pinned",
+    ]);
+}
+
+#[test]
+fn every_engine_option_is_a_setting_too() {
+    for (setting, value) in [
+        ("LANES", "0"),
+        ("MEMORY", "none"),
+        ("AUDIT", "-1"),
+        ("GRAPHS", "maybe"),
+        ("CONTEXT", "x"),
+        ("TABLE", "disk"),
+    ] {
         let mut line = binary("generate");
         let ended = run(line.args(["--ids", "1"]).env(format!("ROUNDHOUSE_{setting}"), value));
         ended.refused(&[&format!("--{}", setting.to_lowercase()), value]);

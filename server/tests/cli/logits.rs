@@ -64,6 +64,15 @@ fn there_is_a_row_for_every_position() {
 }
 
 #[test]
+fn tables_may_live_anywhere() {
+    let ids = ids(65);
+    let here = bytes(&ids, &[]);
+    for table in ["pinned", "mmap"] {
+        assert!(bytes(&ids, &["--table", table]) == here, "{table}");
+    }
+}
+
+#[test]
 fn pieces_on_the_grid_give_the_same_bytes_as_the_whole_prompt() {
     for dtype in ["f32", "bf16"] {
         let whole = bytes(&ids(IDS), &["--dtype", dtype]);

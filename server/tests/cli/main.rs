@@ -8,6 +8,7 @@ mod folder;
 mod generate;
 mod inspect;
 mod json;
+mod kernels;
 mod limits;
 mod loading;
 mod logits;

@@ -1,5 +1,6 @@
 //! Which table rows a token reads.
 
+use graph::Ptr;
 use half::bf16;
 use kernels::hash::Constants;
 use kernels::ngram::{GatherArgs, NgramGather};
@@ -123,14 +124,21 @@ fn gather<E: Element>(first: usize, ids: &[u32], table: &[E], scene: &mut Scene)
     for (t, id) in ids.iter().enumerate() {
         facts[first + t] = Fact { id: *id, previous: previous(ids, t), ..facts[first + t] };
     }
+    let table_rows = (table.len() / WIDTH) as u64;
+    // A small table lies in one shard, a large one in four that are anywhere.
+    let shard_rows = if table_rows.is_multiple_of(4) { table_rows / 4 } else { table_rows };
+    let shards = table.chunks(shard_rows as usize * WIDTH).enumerate();
+    let shards: Vec<Ptr<u8>> =
+        shards.map(|(number, shard)| scene.input(&format!("shard {number}"), shard).cast()).collect();
     GatherArgs {
         rows: RowRange { facts: scene.input("facts", &facts), first: first as u32, count: ids.len() as u32 },
         multipliers: scene.input("multipliers", &MULTIPLIERS),
         primes: scene.input("primes", &SMALL_PRIMES),
         offsets: scene.input("offsets", &offsets(&SMALL_PRIMES)),
-        table: scene.input("table", table).cast(),
+        shards: scene.input("shards", &shards),
         e: scene.output::<E>("e", (first + ids.len()) * 4 * WIDTH).cast(),
-        table_rows: (table.len() / WIDTH) as u64,
+        table_rows,
+        shard_rows,
         width: WIDTH as u32,
         ngram_size: 3,
         heads_per_ngram: 2,
