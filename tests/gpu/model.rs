@@ -1,12 +1,12 @@
 //! The model on CUDA: every launch against the host, probes, and the equalities of the design.
 
 use graph::{CudaOptions, Device, Digest};
-use half::bf16;
-use kernels::numerics::{Element, ElementType};
+use kernels::numerics::ElementType;
 use runtime::engine::{Class, EngineOptions, Place, open};
 use runtime::lanes::LayerSpans;
 use runtime::model::Picks;
 use runtime::receipts::{Random, Schedule, play};
+use tests::differ::{Kind, differ};
 use tests::fixture::{Fixture, Lane, Size, repository};
 use tests::oracle::read_json;
 
@@ -17,12 +17,6 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("text_probes_answer_as_recorded", text_probes_answer_as_recorded),
     ("schedules_leave_the_same_with_graphs_and_without", schedules_leave_the_same_with_graphs_and_without),
 ];
-
-/// How far a stored bf16 value may be from the host's: two units in its last place, or this share of the
-/// largest value of its buffer where sums cancel.
-const BF16_SHARE: f64 = 1.0 / 128.0;
-/// The same for f32 values, whose sums have another order.
-const F32_SHARE: f64 = 1e-4;
 
 fn cuda() -> Device {
     Device::cuda_with(CudaOptions { poison: true, ..CudaOptions::default() }).expect("a device")
@@ -36,17 +30,6 @@ fn small(device: &Device, slots: usize) -> Fixture {
 fn ids(count: usize, seed: u32) -> Vec<u32> {
     let id = |i: u32| (i.wrapping_mul(2_654_435_761).wrapping_add(seed.wrapping_mul(40_503)) >> 8) % 300;
     (1..=count as u32).map(id).collect()
-}
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Kind {
-    Exact,
-    Bf16,
-    F32,
-    /// f32 made of a value that was rounded to bf16.
-    Wide,
-    /// What only CUDA uses, between the blocks of a launch.
-    Own,
 }
 
 /// A typed run of bytes in one of the fixture's arenas.
@@ -228,44 +211,6 @@ fn compare(
             }
         }
     }
-}
-
-/// How two runs differ, if by more than their kind allows.
-fn differ(kind: Kind, a: &[u8], b: &[u8]) -> Option<String> {
-    let widen = |bytes: &[u8]| -> Vec<f64> {
-        match kind {
-            Kind::Own => Vec::new(),
-            Kind::Exact => bytes.iter().map(|byte| f64::from(*byte)).collect(),
-            Kind::Bf16 => {
-                bytes.as_chunks().0.iter().map(|word| f64::from(bf16::from_le_bytes(*word).widen())).collect()
-            }
-            Kind::F32 | Kind::Wide => {
-                bytes.as_chunks().0.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect()
-            }
-        }
-    };
-    let (a, b) = (widen(a), widen(b));
-    let largest = a.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, x| most.max(x.abs()));
-    let (share, ulps) = match kind {
-        Kind::Exact | Kind::Own => (0.0, 0.0),
-        Kind::Bf16 | Kind::Wide => (BF16_SHARE, 1.0 / 64.0),
-        Kind::F32 => (F32_SHARE, 1e-4),
-    };
-    let mut worst: Option<(usize, f64)> = None;
-    let mut count = 0;
-    for (at, (a, b)) in a.iter().zip(&b).enumerate() {
-        let difference = (a - b).abs();
-        let near = difference <= share * largest || difference <= ulps * a.abs();
-        if !(near || a == b || (a.is_nan() && b.is_nan())) {
-            count += 1;
-            if worst.is_none_or(|worst| difference.is_nan() || difference > worst.1) {
-                worst = Some((at, difference));
-            }
-        }
-    }
-    worst.map(|(at, _)| {
-        format!("{count} values, worst {at}: {} on the host, {} on CUDA, largest {largest}", a[at], b[at])
-    })
 }
 
 fn logits(fixture: &Fixture, rows: usize) -> Vec<u32> {

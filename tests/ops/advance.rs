@@ -5,7 +5,12 @@ use kernels::state::{Part, RowRange};
 use kernels::table::{Fact, Head, PAGE, PREVIOUS};
 use tests::check::{Draw, Scene, facts, same};
 
-use crate::formula::ROWS;
+use crate::ops::formula::ROWS;
+
+tests! {
+    any: heads_and_rings_are_those_of_the_longer_sequence, a_slot_alone_is_the_slot_among_others, two_pieces_leave_what_the_whole_leaves;
+    host: a_part_of_a_slots_rows_is_a_fault;
+}
 
 const SLOTS: usize = 66;
 /// Words from one head to the next, and from one ring to the next: more than they need.
@@ -124,7 +129,6 @@ fn same_state(label: &str, a: &Slab, b: &Slab) {
     same(&format!("{label}: rings"), &a.rings, &b.rings);
 }
 
-#[test]
 fn heads_and_rings_are_those_of_the_longer_sequence() {
     let mut draw = Draw::new(1);
     for count in ROWS.into_iter().chain([127, 128, 129, 200]) {
@@ -137,7 +141,6 @@ fn heads_and_rings_are_those_of_the_longer_sequence() {
     }
 }
 
-#[test]
 fn a_slot_alone_is_the_slot_among_others() {
     let mut draw = Draw::new(2);
     for others in [1, 2, 3, 4, 30, 31, 32, 62, 63] {
@@ -150,7 +153,6 @@ fn a_slot_alone_is_the_slot_among_others() {
     }
 }
 
-#[test]
 fn two_pieces_leave_what_the_whole_leaves() {
     let mut draw = Draw::new(3);
     for (count, cut) in [(2, 1), (5, 3), (64, 63), (65, 64), (130, 64), (200, 65)] {
@@ -165,7 +167,6 @@ fn two_pieces_leave_what_the_whole_leaves() {
     }
 }
 
-#[test]
 fn a_part_of_a_slots_rows_is_a_fault() {
     let mut draw = Draw::new(4);
     let slab = Slab::new(&mut draw);

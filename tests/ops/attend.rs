@@ -8,8 +8,13 @@ use kernels::state::RowRange;
 use kernels::table::Fact;
 use tests::check::{Want, close, r16, same};
 
-use crate::formula::{dot, sigmoid, wide};
-use crate::layer::{Layer, Round, SMALL, Shape};
+use crate::ops::formula::{dot, sigmoid, wide};
+use crate::ops::layer::{Layer, Round, SMALL, Shape};
+
+tests! {
+    any: attention_bf16, attention_at_the_real_budget, a_split_piece_equals_the_whole, a_long_split_piece_equals_the_whole, attention_at_the_edges_of_a_span, a_crowded_row_equals_the_row_alone;
+    host: attention_f32, choices_that_no_selection_makes_are_faults;
+}
 
 /// Asserts the outputs of the rows for which `which` holds.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>, which: impl Fn(usize) -> bool) {
@@ -54,20 +59,17 @@ fn at_edges<E: Element>(ratio: usize) {
     check(&layer, &round, |_| true);
 }
 
-#[test]
 fn attention_f32() {
     at_edges::<f32>(4);
     at_edges::<f32>(2);
 }
 
-#[test]
 fn attention_bf16() {
     at_edges::<bf16>(4);
     at_edges::<bf16>(2);
 }
 
 /// The shape of the tiny model, at the edges of a page, of a block and of the budget.
-#[test]
 fn attention_at_the_real_budget() {
     let mut layer = Layer::<bf16>::new(tiny(2060), 12);
     let edges = [0, 1, 2, 3, 4, 62, 63, 64, 65, 2046, 2047, 2050, 2051, 2052, 2054, 2055];
@@ -115,7 +117,6 @@ fn same_row<E: Element>(label: &str, (a, i): (&Round<E>, usize), (b, j): (&Round
     same(label, &a.joined[i], &b.joined[j]);
 }
 
-#[test]
 fn a_split_piece_equals_the_whole() {
     for cuts in [&[64][..], &[1, 2, 3, 4], &[17, 18, 19, 20, 21, 22], &[63, 65], &[66, 67, 131]] {
         split::<f32>(SMALL, 140, cuts);
@@ -124,7 +125,6 @@ fn a_split_piece_equals_the_whole() {
     }
 }
 
-#[test]
 fn a_long_split_piece_equals_the_whole() {
     split::<bf16>(
         Shape { q_heads: 2, kv_heads: 1, width: 32, half: 16, ..tiny(2200) },
@@ -134,7 +134,6 @@ fn a_long_split_piece_equals_the_whole() {
 }
 
 /// Rows of one span, of two, and of as many as the budget has, at the edges of a span.
-#[test]
 fn attention_at_the_edges_of_a_span() {
     let shape = Shape { top: 33, positions: 260, ..SMALL };
     let mut layer = Layer::<f32>::new(shape, 16);
@@ -166,7 +165,6 @@ fn crowd<E: Element>(slots: usize) {
     assert!(crowded.state() == alone.state());
 }
 
-#[test]
 fn a_crowded_row_equals_the_row_alone() {
     for slots in [2, 3, 5, 17, 64] {
         crowd::<f32>(slots);
@@ -174,7 +172,6 @@ fn a_crowded_row_equals_the_row_alone() {
     }
 }
 
-#[test]
 fn choices_that_no_selection_makes_are_faults() {
     // Position 7 has two complete blocks; none may be missing, repeated, or past them.
     for chosen in [[u32::MAX; 4], [0, u32::MAX, u32::MAX, u32::MAX], [1, 1, u32::MAX, u32::MAX], [0, 2, 3, 4]]

@@ -7,7 +7,12 @@ use kernels::state::{Part, RowRange};
 use kernels::table::Fact;
 use tests::check::{Draw, Scene, Want, close, facts, poisoned, r16, same};
 
-use crate::formula::silu;
+use crate::ops::formula::silu;
+
+tests! {
+    any: the_formula_in_bf16, two_launches_are_one, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32, a_fresh_slot_sees_zeros, broken_runs_are_refused;
+}
 
 const CHANNELS: usize = 37;
 const STRIDE: usize = 41;
@@ -111,17 +116,14 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
-#[test]
 fn a_fresh_slot_sees_zeros() {
     let mut layer = Layer::<f32>::new(4, &mut Draw::new(2));
     layer.windows.fill(0.0);
@@ -133,7 +135,6 @@ fn a_fresh_slot_sees_zeros() {
     }
 }
 
-#[test]
 fn two_launches_are_one() {
     let mut draw = Draw::new(4);
     for n in [2, 3, 4, 7, 64, 65] {
@@ -150,7 +151,6 @@ fn two_launches_are_one() {
     }
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(5);
     for others in [1, 2, 7, 15, 63] {
@@ -165,7 +165,6 @@ fn a_row_alone_is_the_row_among_others() {
     }
 }
 
-#[test]
 fn broken_runs_are_refused() {
     let faults: [fn(&mut [Fact]); 3] =
         [|facts| facts[1].place = 2, |facts| facts[2].count = 4, |facts| facts[2].slot = 1];

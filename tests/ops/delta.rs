@@ -8,6 +8,11 @@ use kernels::numerics::Element;
 use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, cancelling, close, facts, poisoned, same};
 
+tests! {
+    any: the_step_is_the_recurrence_in_bf16, the_chunk_is_the_recurrence_in_bf16, two_launches_of_steps_are_one, two_launches_of_chunks_are_one_on_the_grid, a_step_alone_is_the_step_among_others, a_chunk_alone_is_the_chunk_among_others;
+    host: the_step_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_where_states_vanish, a_row_does_not_depend_on_the_rows_after_it, step_and_chunk_agree;
+}
+
 const SLOTS: usize = 4;
 /// Rows that bring ready how they enter each other.
 const SPAN: usize = 16;
@@ -320,27 +325,22 @@ fn against_the_formula<E: Element, K: Kernel<Args = Args>>(lengths: &[usize]) {
 
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 63, 64, 65, 128, 129];
 
-#[test]
 fn the_step_is_the_recurrence_in_f32() {
     against_the_formula::<f32, DeltaStep<f32>>(&LENGTHS);
 }
 
-#[test]
 fn the_step_is_the_recurrence_in_bf16() {
     against_the_formula::<bf16, DeltaStep<bf16>>(&LENGTHS);
 }
 
-#[test]
 fn the_chunk_is_the_recurrence_in_f32() {
     against_the_formula::<f32, DeltaChunk<f32>>(&LENGTHS);
 }
 
-#[test]
 fn the_chunk_is_the_recurrence_in_bf16() {
     against_the_formula::<bf16, DeltaChunk<bf16>>(&LENGTHS);
 }
 
-#[test]
 fn the_chunk_is_the_recurrence_where_states_vanish() {
     // Decays so strong that exp(G) underflows inside a chunk.
     let mut draw = Draw::new(2);
@@ -371,12 +371,10 @@ fn two_launches_are_one<K: Kernel<Args = Args>>(cuts: &[(usize, usize)]) {
     }
 }
 
-#[test]
 fn two_launches_of_steps_are_one() {
     two_launches_are_one::<DeltaStep<bf16>>(&[(2, 1), (3, 2), (65, 64), (70, 33)]);
 }
 
-#[test]
 fn two_launches_of_chunks_are_one_on_the_grid() {
     let grid = CHUNK;
     two_launches_are_one::<DeltaChunk<bf16>>(&[
@@ -403,19 +401,16 @@ fn alone_and_crowded<K: Kernel<Args = Args>>(n: usize) {
     }
 }
 
-#[test]
 fn a_step_alone_is_the_step_among_others() {
     alone_and_crowded::<DeltaStep<bf16>>(1);
     alone_and_crowded::<DeltaStep<bf16>>(3);
 }
 
-#[test]
 fn a_chunk_alone_is_the_chunk_among_others() {
     alone_and_crowded::<DeltaChunk<bf16>>(1);
     alone_and_crowded::<DeltaChunk<bf16>>(66);
 }
 
-#[test]
 fn a_row_does_not_depend_on_the_rows_after_it() {
     let mut draw = Draw::new(5);
     for shape in SHAPES {
@@ -432,7 +427,6 @@ fn a_row_does_not_depend_on_the_rows_after_it() {
     }
 }
 
-#[test]
 fn step_and_chunk_agree() {
     let mut draw = Draw::new(6);
     for shape in SHAPES {

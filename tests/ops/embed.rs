@@ -7,7 +7,12 @@ use kernels::state::RowRange;
 use kernels::table::Fact;
 use tests::check::{Draw, Scene, facts, poisoned, same};
 
-use crate::formula::ROWS;
+use crate::ops::formula::ROWS;
+
+tests! {
+    any: every_stream_holds_the_table_row_in_bf16;
+    host: every_stream_holds_the_table_row_in_f32, an_id_past_the_vocabulary_is_a_fault, sizes_without_a_meaning_are_refused;
+}
 
 const VOCAB: usize = 50;
 const STREAMS: usize = 3;
@@ -56,17 +61,14 @@ fn embeds<E: Element>() {
     }
 }
 
-#[test]
 fn every_stream_holds_the_table_row_in_f32() {
     embeds::<f32>();
 }
 
-#[test]
 fn every_stream_holds_the_table_row_in_bf16() {
     embeds::<bf16>();
 }
 
-#[test]
 fn an_id_past_the_vocabulary_is_a_fault() {
     for id in [4, u32::MAX] {
         let mut scene = Scene::new();
@@ -76,7 +78,6 @@ fn an_id_past_the_vocabulary_is_a_fault() {
     }
 }
 
-#[test]
 fn sizes_without_a_meaning_are_refused() {
     let mut scene = Scene::new();
     let args = args(&mut scene, &[0.5f32; HIDDEN], 0, &[0]);

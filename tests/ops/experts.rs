@@ -7,7 +7,12 @@ use kernels::experts::{ExpertsUpPrompt, GroupArgs, ProductsArgs, Sizes, SumArgs,
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, close, r16, same};
 
-use crate::formula::{dot, silu, wide};
+use crate::ops::formula::{dot, silu, wide};
+
+tests! {
+    any: experts_bf16, a_row_is_the_same_among_others;
+    host: experts_f32, an_expert_that_is_not_there_is_a_fault;
+}
 
 /// A mixture with drawn weights and rows.
 struct Mixture<E> {
@@ -158,12 +163,10 @@ fn formula<E: Element>() {
     }
 }
 
-#[test]
 fn experts_f32() {
     formula::<f32>();
 }
 
-#[test]
 fn experts_bf16() {
     formula::<bf16>();
 }
@@ -186,13 +189,11 @@ fn crowd<E: Element>() {
     }
 }
 
-#[test]
 fn a_row_is_the_same_among_others() {
     crowd::<f32>();
     crowd::<bf16>();
 }
 
-#[test]
 fn an_expert_that_is_not_there_is_a_fault() {
     let sizes = Sizes { rows: 2, hidden: 8, inner: 4, shared_inner: 4, experts: 4, k: 2 };
     let mut mixture = Mixture::<f32>::new(sizes, 33);

@@ -5,7 +5,12 @@ use kernels::gate::{Args, GatedNorm, SIGMOID, SILU};
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, Want, close, r16, same};
 
-use crate::formula::{sigmoid, silu};
+use crate::ops::formula::{sigmoid, silu};
+
+tests! {
+    any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32;
+}
 
 const HEADS: usize = 3;
 const Z_AT: usize = 5;
@@ -80,17 +85,14 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(2);
     let shape = Shape { width: 24, gate: SIGMOID };

@@ -3,8 +3,13 @@
 use half::bf16;
 use kernels::numerics::Element;
 
-use crate::formula::{rms, wide};
-use crate::layer::{EPS, Layer, Round, SMALL};
+use crate::ops::formula::{rms, wide};
+use crate::ops::layer::{EPS, Layer, Round, SMALL};
+
+tests! {
+    any: heads_at_page_edges_bf16;
+    host: heads_at_page_edges_f32, a_position_past_the_page_table_is_a_fault;
+}
 
 /// Asserts what `heads` left in buffers and pages.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {
@@ -45,17 +50,14 @@ fn at_page_edges<E: Element>() {
     }
 }
 
-#[test]
 fn heads_at_page_edges_f32() {
     at_page_edges::<f32>();
 }
 
-#[test]
 fn heads_at_page_edges_bf16() {
     at_page_edges::<bf16>();
 }
 
-#[test]
 fn a_position_past_the_page_table_is_a_fault() {
     let mut layer = Layer::<f32>::new(SMALL, 2);
     layer.pages.capacity = 1;

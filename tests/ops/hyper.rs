@@ -6,7 +6,12 @@ use kernels::hyper::{DownArgs, MixDown, MixUp, UpArgs};
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
 
-use crate::formula::{ROWS, dot, sigmoid, silu, sixteenths, wide};
+use crate::ops::formula::{ROWS, dot, sigmoid, silu, sixteenths, wide};
+
+tests! {
+    any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32, zero_weights_mix_evenly, sizes_without_a_meaning_are_refused;
+}
 
 const STREAMS: usize = 4;
 
@@ -138,18 +143,15 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
 /// Sums of zero: d is zero, every stream takes the whole output, and x is half the mean of the streams.
-#[test]
 fn zero_weights_mix_evenly() {
     let mixer =
         Mixer::<f32> { hidden: 2, rank: 3, down: vec![0.0; 24], injection: vec![0.0; 32], up: vec![0.0; 24] };
@@ -158,7 +160,6 @@ fn zero_weights_mix_evenly() {
     assert_eq!(mixer.run_up(&[0.0; 3], &normed), [2.0, 2.5]);
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(2);
     for (hidden, rank) in [(19, 7), (103, 41)] {
@@ -183,7 +184,6 @@ fn a_row_alone_is_the_row_among_others() {
     }
 }
 
-#[test]
 fn sizes_without_a_meaning_are_refused() {
     let scene = Scene::new();
     for (rows, streams, hidden, rank) in [(0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)] {

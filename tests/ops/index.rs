@@ -6,8 +6,13 @@ use kernels::numerics::Element;
 use kernels::table::PAGE;
 use tests::check::{Draw, close, r16};
 
-use crate::formula::{best, dot, rms, wide};
-use crate::layer::{EPS, Layer, Round, SMALL, Shape};
+use crate::ops::formula::{best, dot, rms, wide};
+use crate::ops::layer::{EPS, Layer, Round, SMALL, Shape};
+
+tests! {
+    any: index_with_blocks_of_four_bf16, index_with_blocks_of_two_bf16, the_choice_begins_one_block_past_the_budget, the_choice_at_the_real_budget, ties_go_to_the_lower_block;
+    host: index_with_blocks_of_four_f32, index_with_blocks_of_two_f32, zero_scores_fill_up_from_the_lowest;
+}
 
 /// Asserts pooled keys, ring and choices after a round.
 fn check<E: Element>(layer: &Layer<E>, round: &Round<E>) {
@@ -65,28 +70,23 @@ fn in_all_splits<E: Element>(ratio: usize) {
     }
 }
 
-#[test]
 fn index_with_blocks_of_four_f32() {
     in_all_splits::<f32>(4);
 }
 
-#[test]
 fn index_with_blocks_of_four_bf16() {
     in_all_splits::<bf16>(4);
 }
 
-#[test]
 fn index_with_blocks_of_two_f32() {
     in_all_splits::<f32>(2);
 }
 
-#[test]
 fn index_with_blocks_of_two_bf16() {
     in_all_splits::<bf16>(2);
 }
 
 /// With 16 positions of budget and blocks of four: all blocks up to 19 visible positions, all but one from 20.
-#[test]
 fn the_choice_begins_one_block_past_the_budget() {
     let mut layer = Layer::<bf16>::new(SMALL, 4);
     let round = layer.round(&[(0, 0..24)]);
@@ -96,7 +96,6 @@ fn the_choice_begins_one_block_past_the_budget() {
 }
 
 /// Appendix A of the model's specification.
-#[test]
 fn the_choice_at_the_real_budget() {
     let shape = Shape {
         q_heads: 2,
@@ -122,7 +121,6 @@ fn the_choice_at_the_real_budget() {
 }
 
 /// A head whose dot products are all negative scores 0 everywhere; equal blocks score alike.
-#[test]
 fn ties_go_to_the_lower_block() {
     for equal in [false, true] {
         let mut layer = Layer::<f32>::new(SMALL, 6);
@@ -146,7 +144,6 @@ fn ties_go_to_the_lower_block() {
 }
 
 /// Three better blocks, then the lowest of the many at 0.
-#[test]
 fn zero_scores_fill_up_from_the_lowest() {
     let mut draw = Draw::new(7);
     let (heads, width, blocks) = (2, 16, 40);

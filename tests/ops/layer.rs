@@ -15,7 +15,7 @@ use kernels::state::{Pages, Part, RowRange};
 use kernels::table::{Fact, PAGE};
 use tests::check::{Draw, Scene, poisoned};
 
-use crate::formula::Rope;
+use crate::ops::formula::Rope;
 
 pub(crate) const EPS: f32 = 1e-6;
 

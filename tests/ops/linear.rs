@@ -6,8 +6,13 @@ use kernels::linear::{Args, Linear, LinearCut, LinearWide};
 use kernels::numerics::Element;
 use tests::check::{Draw, Scene, cancelling, close, same};
 
-use crate::formula::{ROWS, dot, wide};
-use crate::numerics::in_order;
+use crate::ops::formula::{ROWS, dot, wide};
+use crate::ops::numerics::in_order;
+
+tests! {
+    any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32, sums_are_in_the_order_of_a_sum, sizes_without_a_meaning_are_refused;
+}
 
 /// Inner widths and outputs on and off the 16 partial sums and the tiles of four.
 const SHAPES: [(usize, usize); 8] =
@@ -72,18 +77,15 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
 /// Every output is the dot product in the one order of a sum, bit for bit, however the work is cut up.
-#[test]
 fn sums_are_in_the_order_of_a_sum() {
     let mut draw = Draw::new(2);
     // The last two are large enough to be spread over threads, by outputs and by rows.
@@ -104,7 +106,6 @@ fn sums_are_in_the_order_of_a_sum() {
     }
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(3);
     for (inner, outputs) in [(34, 7), (130, 130)] {
@@ -127,7 +128,6 @@ fn a_row_alone_is_the_row_among_others() {
     }
 }
 
-#[test]
 fn sizes_without_a_meaning_are_refused() {
     let scene = Scene::new();
     let args = Args { rows: 1, inner: 3, outputs: 1, ..bytemuck::Zeroable::zeroed() };

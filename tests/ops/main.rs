@@ -1,24 +1,21 @@
-//! Every kernel against a naive formula in f64, at its edges, between guard bands; a row alone against the same
-//! row among others; a piece whole against the piece split; and values outside a domain.
+//! The kernels on the host device. `tests/gpu` runs the same tests with CUDA beside it.
 
-mod advance;
-mod attend;
-mod conv;
-mod delta;
-mod embed;
-mod experts;
-mod formula;
-mod gate;
-mod heads;
-mod hyper;
-mod index;
-mod layer;
-mod linear;
-mod ngram;
-mod numerics;
-mod random;
-mod read;
-mod residual;
-mod router;
-mod rows;
-mod tiles;
+#[path = "mod.rs"]
+mod ops;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+use ops::On;
+
+fn main() -> ExitCode {
+    let tests = ops::all().filter(|(_, test)| test.on != On::Mirror);
+    let trial = |(module, test): (&str, &ops::Test)| {
+        let run = test.run;
+        Trial::test(format!("{module}::{}", test.name), move || {
+            run();
+            Ok(())
+        })
+    };
+    libtest_mimic::run(&Arguments::from_args(), tests.map(trial).collect()).exit_code()
+}

@@ -1,5 +1,5 @@
 //! The n-gram embedding: hash, gather, gate and convolution.
 
-mod conv;
-mod feature;
-mod hash;
+pub(crate) mod conv;
+pub(crate) mod feature;
+pub(crate) mod hash;

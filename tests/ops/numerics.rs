@@ -6,7 +6,11 @@ use half::bf16;
 use kernels::numerics::{Element, before, dot, exp, fold, sigmoid, silu, softplus, sum_of_squares};
 use tests::check::Draw;
 
-use crate::formula;
+use crate::ops::formula;
+
+tests! {
+    host: a_dot_product_is_added_in_the_order_of_a_sum, bf16_rounds_to_the_nearest_and_ties_to_even, exp_is_within_two_units_in_the_last_place, activations_follow_their_formulas, before_is_one_order_with_ties_to_the_lower_id_and_nan_last;
+}
 
 /// A dot product in the order of a sum, from its description: 16 partial sums by index, then pairs 8, 4, 2 and
 /// 1 apart.
@@ -19,7 +23,6 @@ pub(crate) fn in_order<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
     (four[0] + four[2]) + (four[1] + four[3])
 }
 
-#[test]
 fn a_dot_product_is_added_in_the_order_of_a_sum() {
     let mut draw = Draw::new(1);
     let mut otherwise = 0;
@@ -42,7 +45,6 @@ fn a_dot_product_is_added_in_the_order_of_a_sum() {
     assert_eq!(fold(sums), 0.0);
 }
 
-#[test]
 fn bf16_rounds_to_the_nearest_and_ties_to_even() {
     let mut draw = Draw::new(2);
     for _ in 0..1_000_000 {
@@ -63,7 +65,6 @@ fn bf16_rounds_to_the_nearest_and_ties_to_even() {
     assert_eq!(<f32 as Element>::round(1.0 + f32::EPSILON), 1.0 + f32::EPSILON);
 }
 
-#[test]
 fn exp_is_within_two_units_in_the_last_place() {
     let check = |x: f32| {
         let (got, want) = (exp(x), f64::from(x).exp());
@@ -82,7 +83,6 @@ fn exp_is_within_two_units_in_the_last_place() {
     assert!(exp(f32::NAN).is_nan());
 }
 
-#[test]
 fn activations_follow_their_formulas() {
     let near = |what: &str, x: f32, got: f32, want: f64| {
         let off = (f64::from(got) - want).abs();
@@ -100,7 +100,6 @@ fn activations_follow_their_formulas() {
     assert!([sigmoid(f32::NAN), silu(f32::NAN), softplus(f32::NAN)].iter().all(|y| y.is_nan()));
 }
 
-#[test]
 fn before_is_one_order_with_ties_to_the_lower_id_and_nan_last() {
     let nan = f32::from_bits(0xffc0_0001);
     let values = [f32::NAN, nan, f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0, 1.0, -1.0, f32::MIN, f32::MAX];

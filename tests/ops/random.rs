@@ -5,6 +5,11 @@ use kernels::numerics::Element;
 use kernels::random::{Args, Random, uniform};
 use tests::check::Scene;
 
+tests! {
+    any: each_value_is_that_of_its_place;
+    host: the_numbers_are_pinned, they_lie_evenly_and_seeds_differ, nothing_and_a_scale_without_a_value_are_refused;
+}
+
 fn run<E: Element>(count: usize, seed: u64, scale: f32) -> Vec<E> {
     let mut scene = Scene::new();
     let to = scene.output::<E>("y", count);
@@ -12,7 +17,6 @@ fn run<E: Element>(count: usize, seed: u64, scale: f32) -> Vec<E> {
     scene.read(to, count)
 }
 
-#[test]
 fn each_value_is_that_of_its_place() {
     // Past a block, past the work that is spread over threads, and where a run ends early.
     for count in [1, 4095, 4096, 4097, (1 << 20) + 5] {
@@ -24,7 +28,6 @@ fn each_value_is_that_of_its_place() {
     assert!((0..).zip(&narrow).all(|(place, value)| *value == bf16::narrow(0.3 * uniform(3, place))));
 }
 
-#[test]
 fn the_numbers_are_pinned() {
     // Other devices and later versions make the same ones.
     let steps = |seed, place| (uniform(seed, place) * (1 << 23) as f32) as i32;
@@ -34,7 +37,6 @@ fn the_numbers_are_pinned() {
 
 const PINNED: [i32; 4] = [6430888, -1148770, 1116717, 3461205];
 
-#[test]
 fn they_lie_evenly_and_seeds_differ() {
     let count = 1 << 16;
     for seed in [0, 1, u64::MAX] {
@@ -50,7 +52,6 @@ fn they_lie_evenly_and_seeds_differ() {
     }
 }
 
-#[test]
 fn nothing_and_a_scale_without_a_value_are_refused() {
     let mut scene = Scene::new();
     let args = Args { to: scene.output::<f32>("y", 4).cast(), count: 4, seed: 0, scale: 1.0, zero: 0 };

@@ -3,7 +3,11 @@
 use kernels::read::{Args, Read};
 use tests::check::{Draw, Scene};
 
-#[test]
+tests! {
+    any: every_word_is_in_the_sum_of_its_run;
+    host: words_off_their_grid_are_refused;
+}
+
 fn every_word_is_in_the_sum_of_its_run() {
     let mut draw = Draw::new(5);
     for (quads, blocks) in [(1, 1), (255, 3), (256, 3), (257, 3), (256 * 7 + 19, 3), (300_000, 5), (64, 9)] {
@@ -26,7 +30,6 @@ fn every_word_is_in_the_sum_of_its_run() {
     }
 }
 
-#[test]
 fn words_off_their_grid_are_refused() {
     let mut scene = Scene::new();
     let args = Args {

@@ -6,7 +6,12 @@ use kernels::numerics::Element;
 use kernels::residual::{Args, Residual};
 use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
 
-use crate::formula::{ROWS, rms, wide};
+use crate::ops::formula::{ROWS, rms, wide};
+
+tests! {
+    any: the_formula_in_bf16, the_sum_of_the_cuts_is_rounded_before_it_is_injected, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32, a_row_of_zeros_has_a_norm_of_zeros, a_launch_with_nothing_to_do_is_refused;
+}
 
 const STREAMS: usize = 3;
 const EPS: f32 = 1e-6;
@@ -111,18 +116,15 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
 /// The two partial sums are added and rounded before the injection: 1 and 2^-8 make 1 in bf16.
-#[test]
 fn the_sum_of_the_cuts_is_rounded_before_it_is_injected() {
     let case = Rows::<bf16> {
         hidden: 1,
@@ -134,14 +136,12 @@ fn the_sum_of_the_cuts_is_rounded_before_it_is_injected() {
     assert_eq!(case.run(true, false).0, [1.0, 256.0, 0.0].map(bf16::from_f32));
 }
 
-#[test]
 fn a_row_of_zeros_has_a_norm_of_zeros() {
     let mut case = Rows::<f32>::new(2, 5, &mut Draw::new(2));
     case.streams.fill(0.0);
     assert!(case.run(false, true).1.iter().all(|&n| n == 0.0));
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(3);
     for rows in [2, 3, 4, 5, 31, 32, 33, 63, 64] {
@@ -156,7 +156,6 @@ fn a_row_alone_is_the_row_among_others() {
     }
 }
 
-#[test]
 fn a_launch_with_nothing_to_do_is_refused() {
     let scene = Scene::new();
     let args = Args { rows: 1, count: 1, hidden: 1, ..bytemuck::Zeroable::zeroed() };

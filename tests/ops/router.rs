@@ -3,7 +3,11 @@
 use kernels::router::{Args, Route};
 use tests::check::{Draw, Scene, close, same};
 
-use crate::formula::sigmoid;
+use crate::ops::formula::sigmoid;
+
+tests! {
+    any: routes_match_the_formula, ties_go_to_the_lower_expert, close_logits_that_exp_makes_equal_keep_their_order, numbers_that_are_none_lose_and_are_not_chosen_twice, a_row_is_the_same_among_others;
+}
 
 fn route(logits: &[f32], experts: usize, k: usize, norm: bool) -> (Vec<u32>, Vec<f32>) {
     let rows = logits.len() / (experts + 1);
@@ -21,7 +25,6 @@ fn route(logits: &[f32], experts: usize, k: usize, norm: bool) -> (Vec<u32>, Vec
     (scene.read(args.ids, rows * k), scene.read(args.weights, rows * (k + 1)))
 }
 
-#[test]
 fn routes_match_the_formula() {
     let mut draw = Draw::new(21);
     for (experts, k, rows) in [(8, 2, 1), (8, 2, 65), (512, 10, 7), (3, 3, 4), (1, 1, 2)] {
@@ -46,7 +49,6 @@ fn routes_match_the_formula() {
     }
 }
 
-#[test]
 fn ties_go_to_the_lower_expert() {
     assert_eq!(route(&[1.0, 3.0, 2.0, 3.0, 2.0, 2.0, 0.0], 6, 4, true).0, [1, 3, 2, 4]);
     let (ids, weights) = route(&[0.5; 9], 8, 2, true);
@@ -54,7 +56,6 @@ fn ties_go_to_the_lower_expert() {
     assert_eq!(route(&[0.0, -0.0, 0.0, -0.0, 0.0], 4, 3, true).0, [0, 1, 2]);
 }
 
-#[test]
 fn close_logits_that_exp_makes_equal_keep_their_order() {
     let far = -60.0f32;
     let next = f32::from_bits(far.to_bits() - 1);
@@ -62,7 +63,6 @@ fn close_logits_that_exp_makes_equal_keep_their_order() {
     assert_eq!(route(&[-200.0, -150.0, 0.0, 0.0], 3, 3, true).0, [2, 1, 0]);
 }
 
-#[test]
 fn numbers_that_are_none_lose_and_are_not_chosen_twice() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     assert_eq!(route(&[nan, 1.0, nan, -inf, nan], 4, 2, true).0, [1, 3]);
@@ -71,7 +71,6 @@ fn numbers_that_are_none_lose_and_are_not_chosen_twice() {
     assert_eq!(route(&[-inf, -inf, -inf, 0.0], 3, 2, true).0, [0, 1]);
 }
 
-#[test]
 fn a_row_is_the_same_among_others() {
     let mut draw = Draw::new(22);
     for rows in [2, 3, 33, 64, 700] {

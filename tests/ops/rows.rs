@@ -6,7 +6,12 @@ use kernels::state::Part;
 use kernels::table::{Fact, Head, Header, Kind, PREVIOUS, PageEdit, PromptRow, Row, Table};
 use tests::check::{Draw, Scene, poisoned, same};
 
-use crate::formula::ROWS;
+use crate::ops::formula::ROWS;
+
+tests! {
+    any: rows_of_a_prompt_know_their_ids_and_those_before, decode_rows_run_what_their_heads_say, a_row_of_a_prompt_knows_the_same_in_one_piece_and_in_two, edits_of_the_slab_change_its_page_tables_and_nothing_else;
+    host: edits_outside_the_slab_are_faults, rows_that_no_table_holds_are_faults, a_range_of_no_rows_is_refused;
+}
 
 const SLOTS: usize = 66;
 /// Bytes from one slot to the next, in words.
@@ -165,7 +170,6 @@ impl Round {
     }
 }
 
-#[test]
 fn rows_of_a_prompt_know_their_ids_and_those_before() {
     let mut draw = Draw::new(1);
     for count in ROWS {
@@ -182,7 +186,6 @@ fn rows_of_a_prompt_know_their_ids_and_those_before() {
     }
 }
 
-#[test]
 fn decode_rows_run_what_their_heads_say() {
     let mut draw = Draw::new(2);
     for count in ROWS {
@@ -200,7 +203,6 @@ fn decode_rows_run_what_their_heads_say() {
     }
 }
 
-#[test]
 fn a_row_of_a_prompt_knows_the_same_in_one_piece_and_in_two() {
     let mut draw = Draw::new(3);
     for cut in 1..=PREVIOUS + 2 {
@@ -218,7 +220,6 @@ fn a_row_of_a_prompt_knows_the_same_in_one_piece_and_in_two() {
     }
 }
 
-#[test]
 fn edits_of_the_slab_change_its_page_tables_and_nothing_else() {
     let mut draw = Draw::new(4);
     let mut round = Round::new(Kind::Decode, &mut draw);
@@ -243,7 +244,6 @@ fn edits_of_the_slab_change_its_page_tables_and_nothing_else() {
     }
 }
 
-#[test]
 fn edits_outside_the_slab_are_faults() {
     let mut draw = Draw::new(5);
     let mut round = Round::new(Kind::Decode, &mut draw);
@@ -259,7 +259,6 @@ fn edits_outside_the_slab_are_faults() {
     assert!(why.contains("2 page edits staged, room for 1"), "{why}");
 }
 
-#[test]
 fn rows_that_no_table_holds_are_faults() {
     let mut draw = Draw::new(6);
     let broken: [fn(&mut [Row]); 5] = [
@@ -282,7 +281,6 @@ fn rows_that_no_table_holds_are_faults() {
     assert!(why.contains("decode row 1 has place 1"), "{why}");
 }
 
-#[test]
 fn a_range_of_no_rows_is_refused() {
     let mut draw = Draw::new(7);
     let mut round = Round::new(Kind::Decode, &mut draw);

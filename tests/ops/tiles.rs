@@ -6,6 +6,11 @@ use kernels::numerics::Element;
 use kernels::tiles::{Args, Matrix, Order, Pack};
 use tests::check::{Draw, Scene, same};
 
+tests! {
+    any: every_element_is_in_its_place_and_the_rest_is_zero;
+    host: what_cannot_be_packed_is_refused, a_matrix_packed_in_runs_is_the_matrix_packed_whole;
+}
+
 /// Packs by walking the elements of the matrix, not those of the tiles.
 fn want<E: Element>(m: &Matrix, from: &[E]) -> Vec<E> {
     let mut to = vec![E::zeroed(); m.elements(Order::Tiles)];
@@ -34,7 +39,6 @@ fn check<E: Element>(matrix: Matrix, draw: &mut Draw) {
     same(&format!("{matrix:?}"), &scene.read(to, matrix.elements(Order::Tiles)), &want(&matrix, &from));
 }
 
-#[test]
 fn every_element_is_in_its_place_and_the_rest_is_zero() {
     let mut draw = Draw::new(11);
     for outputs in [16, 1, 15, 33] {
@@ -53,7 +57,6 @@ fn every_element_is_in_its_place_and_the_rest_is_zero() {
     }
 }
 
-#[test]
 fn a_matrix_packed_in_runs_is_the_matrix_packed_whole() {
     let matrix = Matrix::plain(50, 96);
     let from: Vec<bf16> = Draw::new(3).elements(matrix.elements(Order::Rows), 1.0);
@@ -69,7 +72,6 @@ fn a_matrix_packed_in_runs_is_the_matrix_packed_whole() {
     assert_eq!(matrix.grouped(2).run(1), 25, "groups share tiles");
 }
 
-#[test]
 fn what_cannot_be_packed_is_refused() {
     let scene = Scene::new();
     let good = Args { from: Ptr::NULL, to: Ptr::NULL, outputs: 4, groups: 2, columns: 8, cuts: 2 };

@@ -6,6 +6,11 @@ use graph::host::{HostOptions, POISON};
 use graph::{Arena, Device, Emission, Error, Kernel, Ptr, Stream};
 use kernels::numerics::{Element, ElementType};
 use kernels::table::{Fact, PREVIOUS};
+use kernels::tiles::{Matrix, Order};
+
+use crate::differ::{Kind, differ};
+use crate::guarded::Guarded;
+use crate::mirror::{Mirror, translated};
 
 /// f32 results may differ from the f64 formula by this much of the largest result.
 const F32_TOLERANCE: f64 = 2e-5;
@@ -14,24 +19,19 @@ const BF16_TOLERANCE: f64 = 1.0 / 128.0;
 /// Where the f32 inside of a kernel may cancel, a bf16 result is taken to be at least this much of the largest.
 const CANCELLED: f64 = F32_TOLERANCE / BF16_TOLERANCE;
 
-/// Bytes of a guard band.
-const GUARD_BYTES: usize = 512;
-/// What fills a guard band.
-const GUARD: u8 = 0xa5;
-
-/// A host device and the buffers of one kernel.
+/// A host device and the buffers of one kernel. Where scenes are mirrored, a second device runs every launch
+/// of a kernel that it has a twin of, must agree, and its results take the place of the host's.
 pub struct Scene {
     device: Device,
     stream: Stream,
     buffers: Vec<Buffer>,
+    mirror: Option<Mirror>,
 }
 
 struct Buffer {
-    arena: Arena,
-    start: Ptr<u8>,
-    bytes: usize,
-    /// What must still be there after a launch, for a buffer that is only read.
-    input: Option<Vec<u8>>,
+    host: Guarded,
+    twin: Option<Guarded>,
+    kind: Kind,
 }
 
 impl Default for Scene {
@@ -43,47 +43,103 @@ impl Default for Scene {
 impl Scene {
     /// A fresh device with no buffers.
     pub fn new() -> Scene {
+        Scene::mirrored(Mirror::everywhere())
+    }
+
+    /// The same, mirrored on a device of its own.
+    pub fn mirrored_on(device: Device) -> Scene {
+        Scene::mirrored(Some(Mirror::new(device)))
+    }
+
+    fn mirrored(mirror: Option<Mirror>) -> Scene {
         let device = Device::host(HostOptions::default());
-        Scene { stream: device.stream(), device, buffers: Vec::new() }
+        Scene { stream: device.stream(), device, buffers: Vec::new(), mirror }
     }
 
     /// Memory that launches may only read.
     pub fn input<T: Pod>(&mut self, label: &str, values: &[T]) -> Ptr<T> {
-        let ptr = self.state(label, values);
-        self.buffers.last_mut().expect("just added").input = Some(bytemuck::cast_slice(values).to_vec());
-        ptr
+        self.kept(label, values, values.to_vec())
+    }
+
+    /// So many weight matrices that launches may only read, row by row. A mirror has them in its own order.
+    pub fn matrix<E: Element>(&mut self, label: &str, rows: &[E], matrix: Matrix, count: usize) -> Ptr<E> {
+        assert_eq!(rows.len(), count * matrix.elements(Order::Rows), "`{label}`");
+        let there = self.mirror.as_ref().map_or(Vec::new(), |mirror| mirror.order(rows, &matrix));
+        self.kept(label, rows, there)
     }
 
     /// Memory that launches read and write.
     pub fn state<T: Pod>(&mut self, label: &str, values: &[T]) -> Ptr<T> {
         let ptr = self.output(label, values.len());
-        self.buffers.last().expect("just added").arena.write(ptr, values).expect("the buffer is this large");
+        self.buffers.last().expect("just added").host.fill(values);
         ptr
     }
 
     /// Poisoned memory that launches write.
     pub fn output<T: Pod>(&mut self, label: &str, count: usize) -> Ptr<T> {
-        let bytes = count * size_of::<T>();
-        let arena = self.device.arena(label, GUARD_BYTES + bytes + GUARD_BYTES).expect("memory is plenty");
-        let start = arena.base().byte_add(GUARD_BYTES);
-        for guard in [arena.base(), start.byte_add(bytes)] {
-            arena.write(guard, &[GUARD; GUARD_BYTES]).expect("the guard lies in its arena");
+        self.add::<T>(label, count, count).host.start.cast()
+    }
+
+    /// Says what a buffer holds, where its type does not.
+    pub fn holds<T>(&mut self, at: Ptr<T>, kind: Kind) {
+        let buffer = self.buffers.iter_mut().find(|buffer| buffer.host.start.address() == at.address());
+        buffer.expect("a buffer starts there").kind = kind;
+    }
+
+    fn kept<T: Pod>(&mut self, label: &str, here: &[T], there: Vec<T>) -> Ptr<T> {
+        let buffer = self.add::<T>(label, here.len(), there.len());
+        buffer.host.keep(here);
+        if let Some(twin) = &mut buffer.twin {
+            twin.keep(&there);
         }
-        self.buffers.push(Buffer { arena, start, bytes, input: None });
-        start.cast()
+        buffer.host.start.cast()
+    }
+
+    fn add<T: Pod>(&mut self, label: &str, here: usize, there: usize) -> &mut Buffer {
+        let host = Guarded::new(&self.device, label, here * size_of::<T>());
+        let twin = |mirror: &Mirror| Guarded::new(&mirror.device, label, there * size_of::<T>());
+        let twin = self.mirror.as_ref().map(twin);
+        self.buffers.push(Buffer { host, twin, kind: Kind::of::<T>() });
+        self.buffers.last_mut().expect("just added")
     }
 
     /// Launches `K`, and checks that guards and inputs are as they were.
     pub fn run<K: Kernel>(&self, args: &K::Args) {
-        self.launch::<K>(args).unwrap_or_else(|error| panic!("{error}\n{args:?}"));
-        for Buffer { arena, start, bytes, input } in &self.buffers {
-            for guard in [arena.base(), start.byte_add(*bytes)] {
-                let band: Vec<u8> = arena.read(guard, GUARD_BYTES).expect("the guard lies in its arena");
-                assert!(band.iter().all(|&b| b == GUARD), "{} wrote around `{}`", K::NAME, arena.label());
+        let mirror = self.mirror.as_ref().filter(|_| K::TWIN.is_some());
+        if mirror.is_some() {
+            for Buffer { host, twin, .. } in self.buffers.iter().filter(|buffer| buffer.host.input.is_none())
+            {
+                twin.as_ref().expect("every buffer has a twin").fill(&host.read());
             }
-            if let Some(input) = input {
-                let now: Vec<u8> = arena.read(*start, *bytes).expect("the buffer lies in its arena");
-                assert!(now == *input, "{} changed its input `{}`", K::NAME, arena.label());
+        }
+        self.launch::<K>(args).unwrap_or_else(|error| panic!("{error}\n{args:?}"));
+        self.buffers.iter().for_each(|buffer| buffer.host.check(K::NAME));
+        if let Some(mirror) = mirror {
+            self.reflect::<K>(mirror, args);
+        }
+    }
+
+    /// Launches `K` on the mirror, from what the host had before, and takes its results over.
+    fn reflect<K: Kernel>(&self, mirror: &Mirror, args: &K::Args) {
+        let name = format!("the twin of {}", K::NAME);
+        let twins = || self.buffers.iter().filter_map(|buffer| Some((&buffer.host, buffer.twin.as_ref()?)));
+        let there = translated(args, |address| {
+            let (twin, offset) = twins().find_map(|(host, twin)| Some((twin, host.offset(address)?)))?;
+            Some(twin.start.address() + offset as u64)
+        });
+        let keeps: Vec<Arena> = twins().map(|(_, twin)| twin.arena.clone()).collect();
+        mirror.launch::<K>(&there, &keeps).unwrap_or_else(|error| panic!("{name}: {error}\n{args:?}"));
+        for Buffer { host, twin, kind } in &self.buffers {
+            let twin = twin.as_ref().expect("every buffer has a twin");
+            twin.check(&name);
+            if host.input.is_some() {
+                continue;
+            }
+            let (here, there) = (host.read(), twin.read());
+            if here != there {
+                let why = differ(*kind, &here, &there);
+                assert!(why.is_none(), "{name}: `{}`: {}\n{args:?}", host.arena.label(), why.unwrap());
+                host.fill(&there);
             }
         }
     }
@@ -108,7 +164,7 @@ impl Scene {
     fn launch<K: Kernel>(&self, args: &K::Args) -> graph::Result<()> {
         let mut emission = Emission::new();
         emission.launch::<K>(args)?;
-        let keeps: Vec<Arena> = self.buffers.iter().map(|buffer| buffer.arena.clone()).collect();
+        let keeps: Vec<Arena> = self.buffers.iter().map(|buffer| buffer.host.arena.clone()).collect();
         self.stream.run(emission, &keeps)?;
         self.stream.synchronize()
     }
@@ -135,10 +191,10 @@ impl Scene {
         self.buffers.truncate(count);
     }
 
-    fn buffer<T>(&self, at: Ptr<T>) -> &Buffer {
-        let holds =
-            |b: &&Buffer| (b.start.address()..b.start.address() + b.bytes as u64).contains(&at.address());
-        self.buffers.iter().find(holds).expect("the address is in one of the buffers")
+    fn buffer<T>(&self, at: Ptr<T>) -> &Guarded {
+        let holds = |b: &&Guarded| b.offset(at.address()).is_some_and(|offset| offset < b.bytes);
+        let mut hosts = self.buffers.iter().map(|buffer| &buffer.host);
+        hosts.find(holds).expect("the address is in one of the buffers")
     }
 }
 

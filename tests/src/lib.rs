@@ -2,7 +2,9 @@
 
 pub mod check;
 pub mod churn;
+pub mod differ;
 pub mod fixture;
 pub mod luck;
+pub mod mirror;
 pub mod oracle;
 pub mod snap;

@@ -6,7 +6,12 @@ use kernels::numerics::Element;
 use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, Want, close, facts, r16, same};
 
-use crate::formula::silu;
+use crate::ops::formula::silu;
+
+tests! {
+    any: the_formula_in_bf16, two_launches_are_one, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32;
+}
 
 const WIDTH: usize = 22;
 const SLOTS: usize = 4;
@@ -134,17 +139,14 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
-#[test]
 fn two_launches_are_one() {
     let mut draw = Draw::new(2);
     for n in [2, 3, 10, 19, 64] {
@@ -161,7 +163,6 @@ fn two_launches_are_one() {
     }
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(3);
     for others in [1, 2, 7, 15, 63] {

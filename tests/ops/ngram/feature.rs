@@ -6,7 +6,12 @@ use kernels::numerics::Element;
 use kernels::state::RowRange;
 use tests::check::{Draw, Scene, close, facts, poisoned, same};
 
-use crate::formula::{sigmoid, wide};
+use crate::ops::formula::{sigmoid, wide};
+
+tests! {
+    any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
+    host: the_formula_in_f32, a_gate_of_zero_is_half_open;
+}
 
 const STREAMS: usize = 4;
 const EPS: f32 = 1e-6;
@@ -108,17 +113,14 @@ fn against_the_formula<E: Element>() {
     }
 }
 
-#[test]
 fn the_formula_in_f32() {
     against_the_formula::<f32>();
 }
 
-#[test]
 fn the_formula_in_bf16() {
     against_the_formula::<bf16>();
 }
 
-#[test]
 fn a_gate_of_zero_is_half_open() {
     let mut layer = Layer::<f32>::new(2, &mut Draw::new(2));
     layer.norm_key.fill(0.0);
@@ -135,7 +137,6 @@ fn a_gate_of_zero_is_half_open() {
     }
 }
 
-#[test]
 fn a_row_alone_is_the_row_among_others() {
     let mut draw = Draw::new(3);
     let layer = Layer::<bf16>::new(24, &mut draw);

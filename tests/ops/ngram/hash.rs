@@ -9,6 +9,11 @@ use kernels::state::RowRange;
 use kernels::table::{Fact, PREVIOUS};
 use tests::check::{Draw, Scene, facts, poisoned, same};
 
+tests! {
+    any: rows_are_gathered_in_bf16;
+    host: the_rows_of_the_reference, every_n_gram_size_by_its_definition, rows_are_gathered_in_f32, a_row_past_the_table_is_refused;
+}
+
 const BOUNDARY: u32 = 248_044;
 const MULTIPLIERS: [u64; 3] = [23_703_573_157_769, 20_109_073_645_365, 8_052_911_324_071];
 const PRIMES: [u64; 16] = [
@@ -68,7 +73,6 @@ fn previous(ids: &[u32], t: usize) -> [u32; PREVIOUS] {
     std::array::from_fn(|s| t.checked_sub(s + 1).map_or(BOUNDARY, |at| ids[at]))
 }
 
-#[test]
 fn the_rows_of_the_reference() {
     let words: Vec<&str> = SEQUENCE.split_whitespace().collect();
     let ids: Vec<u32> = words.iter().filter_map(|word| word.strip_suffix(':')?.parse().ok()).collect();
@@ -93,7 +97,6 @@ fn by_definition(ids: &[u32], t: usize, multipliers: &[u64], primes: &[u64], per
     (0..primes.len()).map(head).collect()
 }
 
-#[test]
 fn every_n_gram_size_by_its_definition() {
     let mut draw = Draw::new(1);
     let ids: Vec<u32> = (0..200)
@@ -166,17 +169,14 @@ fn gathers<E: Element>() {
     }
 }
 
-#[test]
 fn rows_are_gathered_in_f32() {
     gathers::<f32>();
 }
 
-#[test]
 fn rows_are_gathered_in_bf16() {
     gathers::<bf16>();
 }
 
-#[test]
 fn a_row_past_the_table_is_refused() {
     let mut scene = Scene::new();
     let table = [0f32; 2 * WIDTH];
