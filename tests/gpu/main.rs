@@ -7,16 +7,21 @@ mod faults;
 mod luck;
 mod memory;
 mod model;
+#[path = "../ops/mod.rs"]
+mod ops;
 mod rig;
 mod service;
 mod streams;
 mod tools;
 
 use std::process::ExitCode;
+use std::sync::Once;
 
 use graph::cuda::code as compiler;
-use graph::{Device, Error};
+use graph::{CudaOptions, Device, Error};
+use kernels::source;
 use libtest_mimic::{Arguments, Completion, Trial};
+use ops::On;
 
 /// What a test needs.
 #[derive(Clone, Copy)]
@@ -57,18 +62,38 @@ fn main() -> ExitCode {
     }
     let tests = GROUPS.iter().flat_map(|&(group, needs, tests)| {
         let lacks = needs.lacks();
-        tests.iter().map(move |&(name, test)| {
-            let lacks = lacks.clone();
-            Trial::ignorable_test(format!("{group}::{name}"), move || match lacks {
-                Some(lacks) => Ok(Completion::ignored_with(lacks)),
-                None => {
-                    test();
-                    Ok(Completion::Completed)
-                }
-            })
+        tests.iter().map(move |&(name, test)| trial(format!("{group}::{name}"), lacks.clone(), test))
+    });
+    let lacks = Needs::Device.lacks();
+    let mirrored = ops::all().filter(|(_, test)| test.on != On::Host).map(|(module, test)| {
+        let run = test.run;
+        trial(format!("ops::{module}::{}", test.name), lacks.clone(), move || {
+            mirror();
+            run();
         })
     });
-    libtest_mimic::run(&args, tests.collect()).exit_code()
+    libtest_mimic::run(&args, tests.chain(mirrored).collect()).exit_code()
+}
+
+fn trial(name: String, lacks: Option<String>, test: impl FnOnce() + Send + 'static) -> Trial {
+    Trial::ignorable_test(name, move || match lacks {
+        Some(lacks) => Ok(Completion::ignored_with(lacks)),
+        None => {
+            test();
+            Ok(Completion::Completed)
+        }
+    })
+}
+
+/// Has CUDA run what the scenes of kernels run.
+fn mirror() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let options = CudaOptions { poison: true, ..CudaOptions::default() };
+        let device = Device::cuda_with(options).expect("a device");
+        device.prepare(source::ALL).expect("the kernels compile");
+        tests::mirror::everywhere(device);
+    });
 }
 
 impl Needs {

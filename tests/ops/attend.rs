@@ -135,8 +135,13 @@ fn a_long_split_piece_equals_the_whole() {
 
 /// Rows of one span, of two, and of as many as the budget has, at the edges of a span.
 fn attention_at_the_edges_of_a_span() {
+    at_span_edges::<f32>();
+    at_span_edges::<bf16>();
+}
+
+fn at_span_edges<E: Element>() {
     let shape = Shape { top: 33, positions: 260, ..SMALL };
-    let mut layer = Layer::<f32>::new(shape, 16);
+    let mut layer = Layer::<E>::new(shape, 16);
     let round = layer.round(&[(1, 0..260)]);
     let edges = [61, 62, 63, 64, 65, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 190, 258, 259];
     check(&layer, &round, |position| edges.contains(&position));

@@ -5,16 +5,18 @@ use half::bf16;
 use kernels::experts::{DownArgs, ExpertsDown, ExpertsGroup, ExpertsProducts, ExpertsSum, ExpertsUp};
 use kernels::experts::{ExpertsUpPrompt, GroupArgs, ProductsArgs, Sizes, SumArgs, UpArgs};
 use kernels::numerics::Element;
+use kernels::tiles::Matrix;
 use tests::check::{Draw, Scene, close, r16, same};
 
-use crate::ops::formula::{dot, silu, wide};
+use crate::ops::formula::{REAL_ROWS, dot, silu, wide};
 
 tests! {
     any: experts_bf16, a_row_is_the_same_among_others;
     host: experts_f32, an_expert_that_is_not_there_is_a_fault;
+    mirror: rows_alone_and_among_others_at_real_sizes;
 }
 
-/// A mixture with drawn weights and rows.
+/// A mixture with drawn weights and rows, its weights in memory.
 struct Mixture<E> {
     sizes: Sizes,
     x: Vec<E>,
@@ -24,6 +26,10 @@ struct Mixture<E> {
     shared_gate_up: Vec<E>,
     down: Vec<E>,
     shared_down: Vec<E>,
+    scene: Scene,
+    /// gate_up, shared_gate_up, down and shared_down.
+    weights_at: [Ptr<u8>; 4],
+    permanent: usize,
 }
 
 /// a, s and p.
@@ -41,21 +47,40 @@ impl<E: Element> Mixture<E> {
             ids.extend((0..k).map(|_| left.swap_remove(draw.below(left.len()))));
         }
         let scale = 2.0 / (hidden as f32).sqrt();
+        let x = draw.elements(rows * hidden, 2.0);
+        let weights = (0..rows * (k + 1)).map(|_| draw.value(1.0).abs()).collect();
+        let gate_up: Vec<E> = draw.elements(experts * 2 * inner * hidden, scale);
+        let shared_gate_up: Vec<E> = draw.elements(2 * shared_inner * hidden, scale);
+        let down: Vec<E> = draw.elements(experts * inner * hidden, scale);
+        let shared_down: Vec<E> = draw.elements(shared_inner * hidden, scale);
+        let mut scene = Scene::new();
+        let pairs = |inner: usize| Matrix::plain(2 * inner, hidden).grouped(2);
+        let halves = |inner: usize| Matrix::plain(hidden, inner).cut();
+        let weights_at = [
+            scene.matrix("gate_up", &gate_up, pairs(inner), experts).cast(),
+            scene.matrix("shared_gate_up", &shared_gate_up, pairs(shared_inner), 1).cast(),
+            scene.matrix("down", &down, halves(inner), experts).cast(),
+            scene.matrix("shared_down", &shared_down, halves(shared_inner), 1).cast(),
+        ];
+        let permanent = scene.buffers();
         Mixture {
             sizes,
-            x: draw.elements(rows * hidden, 2.0),
+            x,
             ids,
-            weights: (0..rows * (k + 1)).map(|_| draw.value(1.0).abs()).collect(),
-            gate_up: draw.elements(experts * 2 * inner * hidden, scale),
-            shared_gate_up: draw.elements(2 * shared_inner * hidden, scale),
-            down: draw.elements(experts * inner * hidden, scale),
-            shared_down: draw.elements(shared_inner * hidden, scale),
+            weights,
+            gate_up,
+            shared_gate_up,
+            down,
+            shared_down,
+            scene,
+            weights_at,
+            permanent,
         }
     }
 
     /// Runs both kernels over rows `first..first + rows`.
-    fn run(&self, first: usize, rows: usize) -> Outputs<E> {
-        let mut scene = Scene::new();
+    fn run(&mut self, first: usize, rows: usize) -> Outputs<E> {
+        let (scene, [gate_up, shared_gate_up, down, shared_down]) = (&mut self.scene, self.weights_at);
         let sizes = Sizes { rows: rows as u32, ..self.sizes };
         let [hidden, inner, shared_inner, k] =
             [sizes.hidden, sizes.inner, sizes.shared_inner, sizes.k].map(|size| size as usize);
@@ -70,8 +95,8 @@ impl<E: Element> Mixture<E> {
             ids,
             list,
             starts,
-            gate_up: scene.input("gate_up", &self.gate_up).cast(),
-            shared_gate_up: scene.input("shared_gate_up", &self.shared_gate_up).cast(),
+            gate_up,
+            shared_gate_up,
             a: a.cast(),
             s: s.cast(),
             sizes,
@@ -84,8 +109,8 @@ impl<E: Element> Mixture<E> {
             s: s.cast(),
             ids,
             weights: scene.input("weights", &self.weights[first * (k + 1)..][..rows * (k + 1)]),
-            down: scene.input("down", &self.down).cast(),
-            shared_down: scene.input("shared_down", &self.shared_down).cast(),
+            down,
+            shared_down,
             p,
             sizes,
         };
@@ -104,10 +129,11 @@ impl<E: Element> Mixture<E> {
         let p = scene.output("p of the prompt route", 2 * rows * hidden);
         scene.run::<ExpertsSum>(&SumArgs { products, ids, weights, p, sizes });
         same("p of the prompt route", &scene.read(p, 2 * rows * hidden), &got_p);
+        scene.truncate(self.permanent);
         (got_a, got_s, got_p)
     }
 
-    fn check(&self) {
+    fn check(&mut self) {
         let [rows, hidden, inner, shared_inner, k] =
             [self.sizes.rows, self.sizes.hidden, self.sizes.inner, self.sizes.shared_inner, self.sizes.k]
                 .map(|size| size as usize);
@@ -171,21 +197,29 @@ fn experts_bf16() {
     formula::<bf16>();
 }
 
+/// Asserts that rows of some that run together are what they are alone.
+fn alone_and_among<E: Element>(mixture: &mut Mixture<E>, rows: usize, step: usize) {
+    let [hidden, inner, shared_inner, k] =
+        [mixture.sizes.hidden, mixture.sizes.inner, mixture.sizes.shared_inner, mixture.sizes.k]
+            .map(|size| size as usize);
+    let (a, s, p) = mixture.run(0, rows);
+    for row in (0..rows).step_by(step) {
+        let (a_one, s_one, p_one) = mixture.run(row, 1);
+        same(&format!("a, row {row} of {rows}"), &a_one, &a[row * k * inner..][..k * inner]);
+        same(&format!("s, row {row} of {rows}"), &s_one, &s[row * shared_inner..][..shared_inner]);
+        for cut in 0..2 {
+            let among = &p[(cut * rows + row) * hidden..][..hidden];
+            same(&format!("p, cut {cut} row {row} of {rows}"), &p_one[cut * hidden..][..hidden], among);
+        }
+    }
+}
+
 /// Large enough that the product spreads over threads.
 fn crowd<E: Element>() {
     for rows in [2, 3, 5, 64, 200] {
         let sizes = Sizes { rows, hidden: 96, inner: 48, shared_inner: 40, experts: 8, k: 2 };
-        let mixture = Mixture::<E>::new(sizes, 32);
-        let (a, s, p) = mixture.run(0, rows as usize);
-        for row in (0..rows as usize).step_by(if rows > 64 { 13 } else { 3 }) {
-            let (a_one, s_one, p_one) = mixture.run(row, 1);
-            same(&format!("a, row {row} of {rows}"), &a_one, &a[row * 96..][..96]);
-            same(&format!("s, row {row} of {rows}"), &s_one, &s[row * 40..][..40]);
-            for cut in 0..2 {
-                let among = &p[(cut * rows as usize + row) * 96..][..96];
-                same(&format!("p, cut {cut} row {row} of {rows}"), &p_one[cut * 96..][..96], among);
-            }
-        }
+        let mut mixture = Mixture::<E>::new(sizes, 32);
+        alone_and_among(&mut mixture, rows as usize, if rows > 64 { 13 } else { 3 });
     }
 }
 
@@ -194,11 +228,19 @@ fn a_row_is_the_same_among_others() {
     crowd::<bf16>();
 }
 
+fn rows_alone_and_among_others_at_real_sizes() {
+    let sizes = Sizes { rows: 130, hidden: 2560, inner: 640, shared_inner: 640, experts: 16, k: 10 };
+    let mut mixture = Mixture::<bf16>::new(sizes, 34);
+    for rows in REAL_ROWS {
+        alone_and_among(&mut mixture, rows, (rows / 3).max(1));
+    }
+}
+
 fn an_expert_that_is_not_there_is_a_fault() {
     let sizes = Sizes { rows: 2, hidden: 8, inner: 4, shared_inner: 4, experts: 4, k: 2 };
     let mut mixture = Mixture::<f32>::new(sizes, 33);
     mixture.ids[3] = 4;
-    let failed = std::panic::catch_unwind(|| mixture.run(0, 2));
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mixture.run(0, 2)));
     let why = *failed.expect_err("expert 4 of 4").downcast::<String>().expect("a message");
     assert!(why.contains("row 1: no expert 4 of 4"), "{why}");
 }

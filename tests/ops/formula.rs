@@ -6,6 +6,9 @@ use tests::check::{Draw, Want, close, r16};
 /// Numbers of rows around the tiles, blocks and page sizes of the kernels.
 pub(crate) const ROWS: [usize; 11] = [1, 2, 3, 4, 5, 31, 32, 33, 63, 64, 65];
 
+/// Numbers of rows at which the twins of real sizes take another path: tiles, panels and blocks of rows.
+pub(crate) const REAL_ROWS: [usize; 12] = [1, 2, 8, 9, 16, 17, 32, 33, 63, 64, 65, 130];
+
 /// `count` multiples of 1/16 from -1 to 1: sums of some thousand products of two are exact in f32, so that
 /// what is made of a sum can be judged alone.
 pub(crate) fn sixteenths<E: Element>(draw: &mut Draw, count: usize) -> Vec<E> {

@@ -2,15 +2,18 @@
 
 use graph::Ptr;
 use half::bf16;
-use kernels::hyper::{DownArgs, MixDown, MixUp, UpArgs};
+use kernels::hyper::{self, DownArgs, MixDown, MixDownPrompt, MixUp, MixUpPrompt, UpArgs};
 use kernels::numerics::Element;
+use kernels::tiles::Matrix;
 use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
+use tests::differ::Kind;
 
-use crate::ops::formula::{ROWS, dot, sigmoid, silu, sixteenths, wide};
+use crate::ops::formula::{REAL_ROWS, ROWS, dot, sigmoid, silu, sixteenths, wide};
 
 tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, zero_weights_mix_evenly, sizes_without_a_meaning_are_refused;
+    mirror: rows_alone_and_among_others_at_real_sizes;
 }
 
 const STREAMS: usize = 4;
@@ -44,35 +47,52 @@ impl<E: Element> Mixer<E> {
     fn run_down(&self, normed: &[E], with_injection: bool) -> (Vec<E>, Vec<f32>) {
         let rows = normed.len() / self.width();
         let mut scene = Scene::new();
-        let low = scene.output::<E>("d", rows * self.rank);
-        let inject = scene.output::<f32>("inject", rows * STREAMS);
         let down = match with_injection {
             true => [&self.down[..], &self.injection[..]].concat(),
             false => self.down.clone(),
         };
+        let outputs = down.len() / self.width();
+        let tickets = vec![0u32; hyper::tickets(rows, STREAMS, self.rank)];
+        let parts = scene.output("parts", hyper::parts(rows, STREAMS, self.hidden, self.rank));
+        scene.holds(parts, Kind::Own);
         let args = DownArgs {
             normed: scene.input("n", normed).cast(),
-            down: scene.input("down", &down).cast(),
-            parts: Ptr::NULL,
-            tickets: Ptr::NULL,
-            low: low.cast(),
-            inject: if with_injection { inject } else { Ptr::NULL },
+            down: scene.matrix("down", &down, Matrix::plain(outputs, self.width()), 1).cast(),
+            parts,
+            tickets: scene.state("tickets", &tickets),
+            low: Ptr::NULL,
+            inject: Ptr::NULL,
             rows: rows as u32,
             streams: STREAMS as u32,
             hidden: self.hidden as u32,
             rank: self.rank as u32,
         };
-        scene.run::<MixDown<E>>(&args);
-        (scene.read(low, rows * self.rank), scene.read(inject, rows * STREAMS))
+        let mut run = |launch: fn(&Scene, &DownArgs)| {
+            let low = scene.output::<E>("d", rows * self.rank);
+            let inject = scene.output::<f32>("inject", rows * STREAMS);
+            scene.holds(inject, Kind::Wide);
+            let to = if with_injection { inject } else { Ptr::NULL };
+            launch(&scene, &DownArgs { low: low.cast(), inject: to, ..args });
+            same("tickets", &scene.read(args.tickets, tickets.len()), &tickets);
+            (scene.read(low, rows * self.rank), scene.read(inject, rows * STREAMS))
+        };
+        let (low, inject) = run(|scene, args| scene.run::<MixDown<E>>(args));
+        let (low_prompt, inject_prompt) = run(|scene, args| scene.run::<MixDownPrompt<E>>(args));
+        same("d of the prompt route", &low_prompt, &low);
+        same("inject of the prompt route", &inject_prompt, &inject);
+        (low, inject)
     }
 
     fn run_up(&self, low: &[E], normed: &[E]) -> Vec<E> {
         let rows = normed.len() / self.width();
         let mut scene = Scene::new();
-        let mixed = scene.output::<E>("x", rows * self.hidden);
+        let count = rows * self.hidden;
+        let (mixed, mixed_prompt) =
+            (scene.output::<E>("x", count), scene.output::<E>("x of the prompt route", count));
+        let up = Matrix::plain(self.width(), self.rank).grouped(STREAMS);
         let args = UpArgs {
             low: scene.input("d", low).cast(),
-            up: scene.input("up", &self.up).cast(),
+            up: scene.matrix("up", &self.up, up, 1).cast(),
             normed: scene.input("n", normed).cast(),
             mixed: mixed.cast(),
             rows: rows as u32,
@@ -81,7 +101,10 @@ impl<E: Element> Mixer<E> {
             rank: self.rank as u32,
         };
         scene.run::<MixUp<E>>(&args);
-        scene.read(mixed, rows * self.hidden)
+        scene.run::<MixUpPrompt<E>>(&UpArgs { mixed: mixed_prompt.cast(), ..args });
+        let made = scene.read(mixed, count);
+        same("x of the prompt route", &scene.read(mixed_prompt, count), &made);
+        made
     }
 
     /// The sums of every row of `x` with every row of `w`, as they are stored.
@@ -161,25 +184,34 @@ fn zero_weights_mix_evenly() {
 }
 
 fn a_row_alone_is_the_row_among_others() {
-    let mut draw = Draw::new(2);
     for (hidden, rank) in [(19, 7), (103, 41)] {
-        let mut mixer = Mixer::<bf16>::new(hidden, rank, &mut draw);
-        let width = mixer.width();
-        mixer.down = draw.elements(rank * width, 1.0);
-        mixer.injection = draw.elements(STREAMS * width, 1.0);
-        mixer.up = draw.elements(width * rank, 1.0);
-        for rows in [2, 3, 4, 5, 31, 32, 33, 63, 64] {
-            let normed: Vec<bf16> = draw.elements(rows * width, 2.0);
-            let (low, inject) = mixer.run_down(&normed, true);
-            let mixed = mixer.run_up(&low, &normed);
-            for row in [0, rows / 2, rows - 1] {
-                let normed = &normed[row * width..][..width];
-                let (low_alone, inject_alone) = mixer.run_down(normed, true);
-                same("d", &low[row * rank..][..rank], &low_alone);
-                same("inject", &inject[row * STREAMS..][..STREAMS], &inject_alone);
-                let mixed_alone = mixer.run_up(&low_alone, normed);
-                same("x", &mixed[row * hidden..][..hidden], &mixed_alone);
-            }
+        alone_and_among(hidden, rank, 1.0, &[2, 3, 4, 5, 31, 32, 33, 63, 64]);
+    }
+}
+
+fn rows_alone_and_among_others_at_real_sizes() {
+    // Sums as large as a model's, not so large that every gate is open or shut.
+    alone_and_among(2560, 320, 1.0 / 16.0, &REAL_ROWS);
+}
+
+fn alone_and_among(hidden: usize, rank: usize, scale: f32, counts: &[usize]) {
+    let mut draw = Draw::new(2);
+    let mut mixer = Mixer::<bf16>::new(hidden, rank, &mut draw);
+    let width = mixer.width();
+    mixer.down = draw.elements(rank * width, scale);
+    mixer.injection = draw.elements(STREAMS * width, scale);
+    mixer.up = draw.elements(width * rank, scale);
+    for &rows in counts {
+        let normed: Vec<bf16> = draw.elements(rows * width, 2.0);
+        let (low, inject) = mixer.run_down(&normed, true);
+        let mixed = mixer.run_up(&low, &normed);
+        for row in [0, rows / 2, rows - 1] {
+            let normed = &normed[row * width..][..width];
+            let (low_alone, inject_alone) = mixer.run_down(normed, true);
+            same("d", &low[row * rank..][..rank], &low_alone);
+            same("inject", &inject[row * STREAMS..][..STREAMS], &inject_alone);
+            let mixed_alone = mixer.run_up(&low_alone, normed);
+            same("x", &mixed[row * hidden..][..hidden], &mixed_alone);
         }
     }
 }

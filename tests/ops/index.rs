@@ -122,8 +122,13 @@ fn the_choice_at_the_real_budget() {
 
 /// A head whose dot products are all negative scores 0 everywhere; equal blocks score alike.
 fn ties_go_to_the_lower_block() {
+    ties::<f32>();
+    ties::<bf16>();
+}
+
+fn ties<E: Element>() {
     for equal in [false, true] {
-        let mut layer = Layer::<f32>::new(SMALL, 6);
+        let mut layer = Layer::<E>::new(SMALL, 6);
         let at = layer.index_key_at();
         let (heads, width) = (SMALL.index_heads, SMALL.index_width);
         for axes in &mut layer.axes {
@@ -133,8 +138,8 @@ fn ties_go_to_the_lower_block() {
             // Blocks 0..5 and 12.. point away from the queries; with `equal`, the others point along them.
             let along = equal && (5..12).contains(&(position / 4));
             let row = layer.row_mut(0, position);
-            row[at - heads * width..at].fill(1.0);
-            row[at..at + width].fill(if along { 1.0 } else { -1.0 });
+            row[at - heads * width..at].fill(E::narrow(1.0));
+            row[at..at + width].fill(E::narrow(if along { 1.0 } else { -1.0 }));
         }
         let round = layer.round(&[(0, 0..60)]);
         check(&layer, &round);

@@ -119,17 +119,17 @@ impl<E: Element> Layer<E> {
         let layer_bytes = pages.layer_bytes(size_of::<E>());
         pages.stride = (layer_bytes + 64) as u64;
         let pool_bytes = pages.stride as usize * page_count;
-        let pool = scene.output::<u8>("pool", pool_bytes);
+        let pool = scene.output::<E>("pool", pool_bytes / size_of::<E>()).cast();
         pages.base = pool;
         // Pages are handed out backwards and alternate between slots; page 0 belongs to nobody.
         let page = |slot: usize, index: usize| (page_count - 1 - index * shape.slots - slot) as u32;
         let tables: Vec<u32> =
             (0..shape.slots).flat_map(|slot| (0..capacity).map(move |index| page(slot, index))).collect();
         pages.tables = Part { base: scene.input("page tables", &tables).cast(), stride: 4 * capacity as u64 };
-        let ring_bytes = PAGE * shape.index_width * size_of::<E>();
+        let keys = PAGE * shape.index_width;
         let ring = Part {
-            base: scene.output::<u8>("index keys", shape.slots * ring_bytes),
-            stride: ring_bytes as u64,
+            base: scene.output::<E>("index keys", shape.slots * keys).cast(),
+            stride: (keys * size_of::<E>()) as u64,
         };
         let axes_bytes = PAGE * size_of::<[i32; 3]>();
         let axes_part =

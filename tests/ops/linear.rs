@@ -1,17 +1,19 @@
-//! Linear layers: rounded, wide, and with the sum cut in two.
+//! Linear layers: rounded, wide, and with the sum cut in two; by the route of decode rounds and by that of prompts.
 
-use graph::Kernel;
+use graph::{Kernel, Ptr};
 use half::bf16;
-use kernels::linear::{Args, Linear, LinearCut, LinearWide};
+use kernels::linear::{Args, Linear, LinearCut, LinearCutPrompt, LinearPrompt, LinearWide, LinearWidePrompt};
 use kernels::numerics::Element;
+use kernels::tiles::Matrix;
 use tests::check::{Draw, Scene, cancelling, close, same};
 
-use crate::ops::formula::{ROWS, dot, wide};
+use crate::ops::formula::{REAL_ROWS, ROWS, dot, wide};
 use crate::ops::numerics::in_order;
 
 tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, sums_are_in_the_order_of_a_sum, sizes_without_a_meaning_are_refused;
+    mirror: rows_alone_and_among_others_at_real_sizes;
 }
 
 /// Inner widths and outputs on and off the 16 partial sums and the tiles of four.
@@ -22,28 +24,66 @@ struct Layer<E> {
     inner: usize,
     outputs: usize,
     w: Vec<E>,
+    scene: Scene,
+    /// The weights in memory: whole, and cut where they can be.
+    whole: Ptr<u8>,
+    halves: Option<Ptr<u8>>,
+    permanent: usize,
 }
 
 impl<E: Element> Layer<E> {
     fn new(inner: usize, outputs: usize, draw: &mut Draw) -> Self {
-        Layer { inner, outputs, w: draw.elements(inner * outputs, 1.0) }
+        let w: Vec<E> = draw.elements(inner * outputs, 1.0);
+        let mut scene = Scene::new();
+        let matrix = Matrix::plain(outputs, inner);
+        let whole = scene.matrix("w", &w, matrix, 1).cast();
+        let halves = inner.is_multiple_of(2).then(|| scene.matrix("w, cut", &w, matrix.cut(), 1).cast());
+        let permanent = scene.buffers();
+        Layer { inner, outputs, w, scene, whole, halves, permanent }
     }
 
-    fn run<K: Kernel<Args = Args>, Y: Element>(&self, x: &[E], parts: usize) -> Vec<Y> {
-        let rows = x.len() / self.inner;
-        let mut scene = Scene::new();
-        let y = scene.output::<Y>("y", parts * rows * self.outputs);
+    /// y as [`Linear`] makes it.
+    fn rounded(&mut self, x: &[E]) -> Vec<E> {
+        self.run::<Linear<E>, LinearPrompt<E>, E>(x, self.whole, 1)
+    }
+
+    /// y as [`LinearWide`] makes it.
+    fn wide(&mut self, x: &[E]) -> Vec<f32> {
+        self.run::<LinearWide<E>, LinearWidePrompt<E>, f32>(x, self.whole, 1)
+    }
+
+    /// p as [`LinearCut`] makes it.
+    fn cut(&mut self, x: &[E]) -> Vec<f32> {
+        let halves = self.halves.expect("the inner width is even");
+        self.run::<LinearCut<E>, LinearCutPrompt<E>, f32>(x, halves, 2)
+    }
+
+    /// What both routes make.
+    fn run<D: Kernel<Args = Args>, P: Kernel<Args = Args>, Y: Element>(
+        &mut self,
+        x: &[E],
+        w: Ptr<u8>,
+        parts: usize,
+    ) -> Vec<Y> {
+        let (rows, scene) = (x.len() / self.inner, &mut self.scene);
+        let count = parts * rows * self.outputs;
+        let (y, y_prompt) =
+            (scene.output::<Y>("y", count), scene.output::<Y>("y of the prompt route", count));
         let args = Args {
             x: scene.input("x", x).cast(),
-            w: scene.input("w", &self.w).cast(),
+            w,
             y: y.cast(),
             rows: rows as u32,
             inner: self.inner as u32,
             outputs: self.outputs as u32,
             zero: 0,
         };
-        scene.run::<K>(&args);
-        scene.read(y, parts * rows * self.outputs)
+        scene.run::<D>(&args);
+        scene.run::<P>(&Args { y: y_prompt.cast(), ..args });
+        let made = scene.read(y, count);
+        same(&format!("the prompt route of {}", D::NAME), &scene.read(y_prompt, count), &made);
+        scene.truncate(self.permanent);
+        made
     }
 
     /// The sums over columns `from..to`.
@@ -61,14 +101,14 @@ fn against_the_formula<E: Element>() {
     let mut draw = Draw::new(1);
     for (inner, outputs) in SHAPES {
         for rows in ROWS {
-            let layer = Layer::<E>::new(inner, outputs, &mut draw);
+            let mut layer = Layer::<E>::new(inner, outputs, &mut draw);
             let x: Vec<E> = draw.elements(rows * inner, 2.0);
             let label = format!("{rows} rows, {inner} to {outputs}");
             let want = layer.formula(&x, 0, inner);
-            close(&label, &layer.run::<Linear<E>, E>(&x, 1), &cancelling(want.iter().copied()), 1);
-            close(&format!("{label}, wide"), &layer.run::<LinearWide<E>, f32>(&x, 1), &want, 0);
+            close(&label, &layer.rounded(&x), &cancelling(want.iter().copied()), 1);
+            close(&format!("{label}, wide"), &layer.wide(&x), &want, 0);
             if inner % 2 == 0 {
-                let p: Vec<f32> = layer.run::<LinearCut<E>, f32>(&x, 2);
+                let p: Vec<f32> = layer.cut(&x);
                 let (first, second) = p.split_at(rows * outputs);
                 close(&format!("{label}, first half"), first, &layer.formula(&x, 0, inner / 2), 0);
                 close(&format!("{label}, second half"), second, &layer.formula(&x, inner / 2, inner), 0);
@@ -90,40 +130,48 @@ fn sums_are_in_the_order_of_a_sum() {
     let mut draw = Draw::new(2);
     // The last two are large enough to be spread over threads, by outputs and by rows.
     for (rows, inner, outputs) in [(5, 66, 9), (33, 50, 6), (3, 514, 700), (70, 130, 120)] {
-        let layer = Layer::<bf16>::new(inner, outputs, &mut draw);
-        let x: Vec<bf16> = draw.elements(rows * inner, 2.0);
+        let mut layer = Layer::<bf16>::new(inner, outputs, &mut draw);
+        let (w, x) = (layer.w.clone(), draw.elements::<bf16>(rows * inner, 2.0));
         let sums = |from: usize, to: usize| -> Vec<f32> {
-            let row =
-                |x: &[bf16]| layer.w.chunks(inner).map(|w| in_order(&x[from..to], &w[from..to])).collect();
+            let row = |x: &[bf16]| w.chunks(inner).map(|w| in_order(&x[from..to], &w[from..to])).collect();
             x.chunks(inner).flat_map(|x| -> Vec<f32> { row(x) }).collect()
         };
         let whole = sums(0, inner);
-        same("wide", &layer.run::<LinearWide<bf16>, f32>(&x, 1), &whole);
+        same("wide", &layer.wide(&x), &whole);
         let rounded: Vec<bf16> = whole.iter().map(|&sum| bf16::from_f32(sum)).collect();
-        same("rounded", &layer.run::<Linear<bf16>, bf16>(&x, 1), &rounded);
+        same("rounded", &layer.rounded(&x), &rounded);
         let halves = [sums(0, inner / 2), sums(inner / 2, inner)].concat();
-        same("cut", &layer.run::<LinearCut<bf16>, f32>(&x, 2), &halves);
+        same("cut", &layer.cut(&x), &halves);
     }
 }
 
 fn a_row_alone_is_the_row_among_others() {
-    let mut draw = Draw::new(3);
     for (inner, outputs) in [(34, 7), (130, 130)] {
-        let layer = Layer::<bf16>::new(inner, outputs, &mut draw);
-        for rows in [2, 3, 4, 5, 31, 32, 33, 63, 64] {
-            let x: Vec<bf16> = draw.elements(rows * inner, 2.0);
-            let y: Vec<bf16> = layer.run::<Linear<bf16>, bf16>(&x, 1);
-            let y_wide: Vec<f32> = layer.run::<LinearWide<bf16>, f32>(&x, 1);
-            let p: Vec<f32> = layer.run::<LinearCut<bf16>, f32>(&x, 2);
-            for row in [0, rows / 2, rows - 1] {
-                let x = &x[row * inner..][..inner];
-                let label = format!("row {row} of {rows}");
-                let at = row * outputs..(row + 1) * outputs;
-                same(&label, &y[at.clone()], &layer.run::<Linear<bf16>, bf16>(x, 1));
-                same(&label, &y_wide[at.clone()], &layer.run::<LinearWide<bf16>, f32>(x, 1));
-                let among = [&p[at.clone()], &p[rows * outputs..][at]].concat();
-                same(&label, &among, &layer.run::<LinearCut<bf16>, f32>(x, 2));
-            }
+        alone_and_among(inner, outputs, &[2, 3, 4, 5, 31, 32, 33, 63, 64]);
+    }
+}
+
+/// Mixer inputs and outputs, the router, and a part of the head.
+fn rows_alone_and_among_others_at_real_sizes() {
+    for (inner, outputs) in [(2560, 16480), (6144, 2560), (2560, 513), (2560, 4096)] {
+        alone_and_among(inner, outputs, &REAL_ROWS);
+    }
+}
+
+fn alone_and_among(inner: usize, outputs: usize, counts: &[usize]) {
+    let mut draw = Draw::new(3);
+    let mut layer = Layer::<bf16>::new(inner, outputs, &mut draw);
+    for &rows in counts {
+        let x: Vec<bf16> = draw.elements(rows * inner, 2.0);
+        let (y, y_wide, p) = (layer.rounded(&x), layer.wide(&x), layer.cut(&x));
+        for row in [0, rows / 2, rows - 1] {
+            let x = &x[row * inner..][..inner];
+            let label = format!("{inner} to {outputs}, row {row} of {rows}");
+            let at = row * outputs..(row + 1) * outputs;
+            same(&label, &y[at.clone()], &layer.rounded(x));
+            same(&label, &y_wide[at.clone()], &layer.wide(x));
+            let among = [&p[at.clone()], &p[rows * outputs..][at]].concat();
+            same(&label, &among, &layer.cut(x));
         }
     }
 }

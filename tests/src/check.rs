@@ -105,43 +105,49 @@ impl Scene {
 
     /// Launches `K`, and checks that guards and inputs are as they were.
     pub fn run<K: Kernel>(&self, args: &K::Args) {
+        self.try_run::<K>(args).unwrap_or_else(|why| panic!("{why}\n{args:?}"));
+    }
+
+    /// As [`Scene::run`]; says what is wrong.
+    pub fn try_run<K: Kernel>(&self, args: &K::Args) -> Result<(), String> {
         let mirror = self.mirror.as_ref().filter(|_| K::TWIN.is_some());
         if mirror.is_some() {
-            for Buffer { host, twin, .. } in self.buffers.iter().filter(|buffer| buffer.host.input.is_none())
-            {
-                twin.as_ref().expect("every buffer has a twin").fill(&host.read());
+            for (host, twin, _) in self.twins().filter(|(host, ..)| host.input.is_none()) {
+                twin.fill(&host.read());
             }
         }
-        self.launch::<K>(args).unwrap_or_else(|error| panic!("{error}\n{args:?}"));
-        self.buffers.iter().for_each(|buffer| buffer.host.check(K::NAME));
-        if let Some(mirror) = mirror {
-            self.reflect::<K>(mirror, args);
-        }
+        self.launch::<K>(args).map_err(|error| error.to_string())?;
+        self.buffers.iter().try_for_each(|buffer| buffer.host.check(K::NAME))?;
+        mirror.map_or(Ok(()), |mirror| self.reflect::<K>(mirror, args))
     }
 
     /// Launches `K` on the mirror, from what the host had before, and takes its results over.
-    fn reflect<K: Kernel>(&self, mirror: &Mirror, args: &K::Args) {
+    fn reflect<K: Kernel>(&self, mirror: &Mirror, args: &K::Args) -> Result<(), String> {
         let name = format!("the twin of {}", K::NAME);
-        let twins = || self.buffers.iter().filter_map(|buffer| Some((&buffer.host, buffer.twin.as_ref()?)));
         let there = translated(args, |address| {
-            let (twin, offset) = twins().find_map(|(host, twin)| Some((twin, host.offset(address)?)))?;
-            Some(twin.start.address() + offset as u64)
+            let find =
+                |(host, twin, _): (&Guarded, &Guarded, Kind)| Some((twin.start, host.offset(address)?));
+            let (start, offset) = self.twins().find_map(find)?;
+            Some(start.byte_add(offset).address())
         });
-        let keeps: Vec<Arena> = twins().map(|(_, twin)| twin.arena.clone()).collect();
-        mirror.launch::<K>(&there, &keeps).unwrap_or_else(|error| panic!("{name}: {error}\n{args:?}"));
-        for Buffer { host, twin, kind } in &self.buffers {
-            let twin = twin.as_ref().expect("every buffer has a twin");
-            twin.check(&name);
-            if host.input.is_some() {
-                continue;
-            }
+        let keeps: Vec<Arena> = self.twins().map(|(_, twin, _)| twin.arena.clone()).collect();
+        mirror.launch::<K>(&there?, &keeps).map_err(|error| format!("{name}: {error}"))?;
+        self.twins().try_for_each(|(_, twin, _)| twin.check(&name))?;
+        for (host, twin, kind) in self.twins().filter(|(host, ..)| host.input.is_none()) {
             let (here, there) = (host.read(), twin.read());
             if here != there {
-                let why = differ(*kind, &here, &there);
-                assert!(why.is_none(), "{name}: `{}`: {}\n{args:?}", host.arena.label(), why.unwrap());
+                if let Some(why) = differ(kind, &here, &there) {
+                    return Err(format!("{name}: `{}`: {why}", host.arena.label()));
+                }
                 host.fill(&there);
             }
         }
+        Ok(())
+    }
+
+    /// The buffers that a mirror has too.
+    fn twins(&self) -> impl Iterator<Item = (&Guarded, &Guarded, Kind)> {
+        self.buffers.iter().filter_map(|buffer| Some((&buffer.host, buffer.twin.as_ref()?, buffer.kind)))
     }
 
     /// Launches `K`, which must find a value outside its domain, and returns what it says. The scene is of no

@@ -43,14 +43,19 @@ impl Guarded {
         self.arena.read(self.start, self.bytes).expect("the buffer lies in its arena")
     }
 
-    /// Asserts that the guards are as they were, and what may only be read.
-    pub(crate) fn check(&self, writer: &str) {
+    /// Whether the guards are as they were, and what may only be read.
+    pub(crate) fn check(&self, writer: &str) -> Result<(), String> {
         for guard in [self.arena.base(), self.start.byte_add(self.bytes)] {
             let band: Vec<u8> = self.arena.read(guard, GUARD_BYTES).expect("the guard lies in its arena");
-            assert!(band.iter().all(|&b| b == GUARD), "{writer} wrote around `{}`", self.arena.label());
+            if band.iter().any(|&b| b != GUARD) {
+                return Err(format!("{writer} wrote around `{}`", self.arena.label()));
+            }
         }
-        if let Some(input) = &self.input {
-            assert!(self.read() == *input, "{writer} changed its input `{}`", self.arena.label());
+        match &self.input {
+            Some(input) if self.read() != *input => {
+                Err(format!("{writer} changed its input `{}`", self.arena.label()))
+            }
+            _ => Ok(()),
         }
     }
 

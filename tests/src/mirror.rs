@@ -60,11 +60,11 @@ pub fn pack<E: Element>(rows: &[E], matrix: &Matrix) -> Vec<E> {
 }
 
 /// An argument block with its addresses changed: the words that `there` knows, which must be those that the
-/// block prints as addresses. Two numbers side by side may look like one; then nothing is known.
+/// block prints as addresses. Two numbers side by side may look like one of them; that is an error.
 pub(crate) fn translated<A: bytemuck::Pod + std::fmt::Debug>(
     args: &A,
     there: impl Fn(u64) -> Option<u64>,
-) -> A {
+) -> Result<A, String> {
     let text = format!("{args:?}");
     let printed: Vec<u64> = text
         .split('@')
@@ -78,11 +78,13 @@ pub(crate) fn translated<A: bytemuck::Pod + std::fmt::Debug>(
     for word in block.as_chunks_mut::<8>().0 {
         let address = u64::from_le_bytes(*word);
         if printed.contains(&address) {
-            let there = there(address).unwrap_or_else(|| panic!("{address:x} is in no buffer of {text}"));
+            let there = there(address).ok_or_else(|| format!("@{address:x} is in no buffer"))?;
             *word = there.to_le_bytes();
             found += 1;
         }
     }
-    assert_eq!(found, printed.len(), "words that look like the addresses of {text}");
-    bytemuck::pod_read_unaligned(&block)
+    match found == printed.len() {
+        true => Ok(bytemuck::pod_read_unaligned(&block)),
+        false => Err(format!("{found} words look like the {} addresses", printed.len())),
+    }
 }
