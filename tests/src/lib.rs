@@ -4,6 +4,7 @@ pub mod check;
 pub mod churn;
 pub mod differ;
 pub mod fixture;
+mod guarded;
 pub mod luck;
 pub mod mirror;
 pub mod oracle;
