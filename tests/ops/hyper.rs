@@ -1,5 +1,7 @@
 //! Hyper-connections: down to the low rank, and up to one block's input.
 
+use std::collections::BTreeSet;
+
 use graph::Ptr;
 use half::bf16;
 use kernels::hyper::{self, DownArgs, MixDown, MixDownPrompt, MixUp, MixUpPrompt, UpArgs};
@@ -205,7 +207,7 @@ fn alone_and_among(hidden: usize, rank: usize, scale: f32, counts: &[usize]) {
         let normed: Vec<bf16> = draw.elements(rows * width, 2.0);
         let (low, inject) = mixer.run_down(&normed, true);
         let mixed = mixer.run_up(&low, &normed);
-        for row in [0, rows / 2, rows - 1] {
+        for row in BTreeSet::from([0, rows / 2, rows - 1]) {
             let normed = &normed[row * width..][..width];
             let (low_alone, inject_alone) = mixer.run_down(normed, true);
             same("d", &low[row * rank..][..rank], &low_alone);

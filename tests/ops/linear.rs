@@ -1,5 +1,7 @@
 //! Linear layers: rounded, wide, and with the sum cut in two; by the route of decode rounds and by that of prompts.
 
+use std::collections::BTreeSet;
+
 use graph::{Kernel, Ptr};
 use half::bf16;
 use kernels::linear::{Args, Linear, LinearCut, LinearCutPrompt, LinearPrompt, LinearWide, LinearWidePrompt};
@@ -25,47 +27,47 @@ struct Layer<E> {
     outputs: usize,
     w: Vec<E>,
     scene: Scene,
-    /// The weights in memory: whole, and cut where they can be.
-    whole: Ptr<u8>,
-    halves: Option<Ptr<u8>>,
-    permanent: usize,
+    /// The weights in memory, whole and cut, once they were used.
+    weights: [Option<Ptr<u8>>; 2],
 }
 
 impl<E: Element> Layer<E> {
     fn new(inner: usize, outputs: usize, draw: &mut Draw) -> Self {
-        let w: Vec<E> = draw.elements(inner * outputs, 1.0);
-        let mut scene = Scene::new();
-        let matrix = Matrix::plain(outputs, inner);
-        let whole = scene.matrix("w", &w, matrix, 1).cast();
-        let halves = inner.is_multiple_of(2).then(|| scene.matrix("w, cut", &w, matrix.cut(), 1).cast());
-        let permanent = scene.buffers();
-        Layer { inner, outputs, w, scene, whole, halves, permanent }
+        let w = draw.elements(inner * outputs, 1.0);
+        Layer { inner, outputs, w, scene: Scene::new(), weights: [None; 2] }
     }
 
     /// y as [`Linear`] makes it.
     fn rounded(&mut self, x: &[E]) -> Vec<E> {
-        self.run::<Linear<E>, LinearPrompt<E>, E>(x, self.whole, 1)
+        self.run::<Linear<E>, LinearPrompt<E>, E>(x, 1)
     }
 
     /// y as [`LinearWide`] makes it.
     fn wide(&mut self, x: &[E]) -> Vec<f32> {
-        self.run::<LinearWide<E>, LinearWidePrompt<E>, f32>(x, self.whole, 1)
+        self.run::<LinearWide<E>, LinearWidePrompt<E>, f32>(x, 1)
     }
 
     /// p as [`LinearCut`] makes it.
     fn cut(&mut self, x: &[E]) -> Vec<f32> {
-        let halves = self.halves.expect("the inner width is even");
-        self.run::<LinearCut<E>, LinearCutPrompt<E>, f32>(x, halves, 2)
+        self.run::<LinearCut<E>, LinearCutPrompt<E>, f32>(x, 2)
+    }
+
+    /// The weights for sums of so many parts.
+    fn weights(&mut self, parts: usize) -> Ptr<u8> {
+        let matrix = Matrix { cuts: parts, ..Matrix::plain(self.outputs, self.inner) };
+        let make = || self.scene.matrix("w", &self.w, matrix, 1).cast();
+        *self.weights[parts - 1].get_or_insert_with(make)
     }
 
     /// What both routes make.
     fn run<D: Kernel<Args = Args>, P: Kernel<Args = Args>, Y: Element>(
         &mut self,
         x: &[E],
-        w: Ptr<u8>,
         parts: usize,
     ) -> Vec<Y> {
+        let w = self.weights(parts);
         let (rows, scene) = (x.len() / self.inner, &mut self.scene);
+        let permanent = scene.buffers();
         let count = parts * rows * self.outputs;
         let (y, y_prompt) =
             (scene.output::<Y>("y", count), scene.output::<Y>("y of the prompt route", count));
@@ -82,7 +84,7 @@ impl<E: Element> Layer<E> {
         scene.run::<P>(&Args { y: y_prompt.cast(), ..args });
         let made = scene.read(y, count);
         same(&format!("the prompt route of {}", D::NAME), &scene.read(y_prompt, count), &made);
-        scene.truncate(self.permanent);
+        scene.truncate(permanent);
         made
     }
 
@@ -145,33 +147,45 @@ fn sums_are_in_the_order_of_a_sum() {
     }
 }
 
+/// A way to run a layer: its partial sums, each of all rows.
+type Form = fn(&mut Layer<bf16>, &[bf16]) -> Vec<Vec<f32>>;
+
+const ROUNDED: Form = |layer, x| vec![layer.rounded(x).into_iter().map(f32::from).collect()];
+const WIDE: Form = |layer, x| vec![layer.wide(x)];
+const CUT: Form = |layer, x| {
+    let p = layer.cut(x);
+    p.chunks(p.len() / 2).map(<[f32]>::to_vec).collect()
+};
+
 fn a_row_alone_is_the_row_among_others() {
     for (inner, outputs) in [(34, 7), (130, 130)] {
-        alone_and_among(inner, outputs, &[2, 3, 4, 5, 31, 32, 33, 63, 64]);
+        for form in [ROUNDED, WIDE, CUT] {
+            alone_and_among(form, inner, outputs, &[2, 3, 4, 5, 31, 32, 33, 63, 64]);
+        }
     }
 }
 
-/// Mixer inputs and outputs, the router, and a part of the head.
+/// The input of a mixer and its output, the router, and a part of the head.
 fn rows_alone_and_among_others_at_real_sizes() {
-    for (inner, outputs) in [(2560, 16480), (6144, 2560), (2560, 513), (2560, 4096)] {
-        alone_and_among(inner, outputs, &REAL_ROWS);
+    for (form, inner, outputs) in
+        [(ROUNDED, 2560, 16480), (CUT, 6144, 2560), (WIDE, 2560, 513), (ROUNDED, 2560, 4096)]
+    {
+        alone_and_among(form, inner, outputs, &REAL_ROWS);
     }
 }
 
-fn alone_and_among(inner: usize, outputs: usize, counts: &[usize]) {
+fn alone_and_among(form: Form, inner: usize, outputs: usize, counts: &[usize]) {
     let mut draw = Draw::new(3);
     let mut layer = Layer::<bf16>::new(inner, outputs, &mut draw);
     for &rows in counts {
         let x: Vec<bf16> = draw.elements(rows * inner, 2.0);
-        let (y, y_wide, p) = (layer.rounded(&x), layer.wide(&x), layer.cut(&x));
-        for row in [0, rows / 2, rows - 1] {
-            let x = &x[row * inner..][..inner];
-            let label = format!("{inner} to {outputs}, row {row} of {rows}");
-            let at = row * outputs..(row + 1) * outputs;
-            same(&label, &y[at.clone()], &layer.rounded(x));
-            same(&label, &y_wide[at.clone()], &layer.wide(x));
-            let among = [&p[at.clone()], &p[rows * outputs..][at]].concat();
-            same(&label, &among, &layer.cut(x));
+        let parts = form(&mut layer, &x);
+        for row in BTreeSet::from([0, rows / 2, rows - 1]) {
+            let alone = form(&mut layer, &x[row * inner..][..inner]);
+            for (among, alone) in parts.iter().zip(&alone) {
+                let label = format!("{inner} to {outputs}, row {row} of {rows}");
+                same(&label, &among[row * outputs..][..outputs], alone);
+            }
         }
     }
 }

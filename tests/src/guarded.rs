@@ -7,6 +7,8 @@ use graph::{Arena, Device, Ptr};
 const GUARD_BYTES: usize = 512;
 /// What fills a guard band.
 const GUARD: u8 = 0xa5;
+/// Bytes of an input that are compared at a time.
+const PART_BYTES: usize = 1 << 20;
 
 pub(crate) struct Guarded {
     pub(crate) arena: Arena,
@@ -51,12 +53,16 @@ impl Guarded {
                 return Err(format!("{writer} wrote around `{}`", self.arena.label()));
             }
         }
-        match &self.input {
-            Some(input) if self.read() != *input => {
-                Err(format!("{writer} changed its input `{}`", self.arena.label()))
+        // In parts: weights are large.
+        let parts = self.input.iter().flat_map(|input| input.chunks(PART_BYTES)).enumerate();
+        for (at, input) in parts {
+            let from = self.start.byte_add(at * PART_BYTES);
+            let now: Vec<u8> = self.arena.read(from, input.len()).expect("the part lies in its arena");
+            if now != input {
+                return Err(format!("{writer} changed its input `{}`", self.arena.label()));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// How far into it an address lies; its end counts.
