@@ -20,28 +20,29 @@ constexpr u32 SLICES = 8;
 __device__ __forceinline__ void put(bf16* y, float sum) { *y = narrow(sum); }
 __device__ __forceinline__ void put(float* y, float sum) { *y = sum; }
 
-// Tile blockIdx.x by up to 8 * NT rows of `x`, for cut blockIdx.y.
+// Tiles blockIdx.x, blockIdx.x + gridDim.x, ... by up to 8 * NT rows of `x`, for cut blockIdx.y.
 template <class Y, u32 NT>
-__device__ __forceinline__ void some(const Args& a, const Quad* tile, const Rows& x, const Slices& slices, Y* y) {
-    narrow_product<NT, WARPS, NT == 1 ? 5 : 4>(tile, x, slices, 0, Depend(),
-                                                   [&](u32 g, u32 r, float low, float high) {
-                                                       const u32 output = blockIdx.x * TILE + g;
-                                                       Y* const to = y + (u64)r * a.outputs + output;
-                                                       if (output < a.outputs) put(to, low);
-                                                       if (output + 8 < a.outputs) put(to + 8, high);
-                                                   });
+__device__ __forceinline__ void some(const Args& a, const Tiles& w, const Rows& x, const Slices& slices, Y* y) {
+    narrow_products<NT, WARPS, NT == 4 ? 2 : 4>(w, blockIdx.x, ceil_div(a.outputs, TILE), gridDim.x,
+                                               blockIdx.y * slices.units, x, slices, Depend(),
+                                               [&](u32 tile, u32 g, u32 r, float low, float high) {
+                                                   const u32 output = tile * TILE + g;
+                                                   Y* const to = y + (u64)r * a.outputs + output;
+                                                   if (output < a.outputs) put(to, low);
+                                                   if (output + 8 < a.outputs) put(to + 8, high);
+                                               });
 }
 
-// Tile blockIdx.x by the rows of block blockIdx.z, for cut blockIdx.y of `cuts`.
+// The tiles of this block by the rows of block blockIdx.z, for cut blockIdx.y of `cuts`.
 template <class Y> __device__ __forceinline__ void few(const Args& a, u32 cuts) {
     const u32 width = a.inner / cuts, cut = blockIdx.y, first = blockIdx.z * NARROW_ROWS;
     const Slices slices(width, SLICES);
-    const Quad* const tile = Tiles(a.w, slices.units * cuts).unit(blockIdx.x, cut * slices.units);
+    const Tiles w(a.w, slices.units * cuts);
     const Rows x{a.x + (u64)first * a.inner + cut * width, a.inner, least(a.rows - first, NARROW_ROWS), width};
     Y* const y = (Y*)a.y + ((u64)cut * a.rows + first) * a.outputs;
-    if (x.count <= 8) some<Y, 1>(a, tile, x, slices, y);
-    else if (x.count <= 16) some<Y, 2>(a, tile, x, slices, y);
-    else some<Y, 4>(a, tile, x, slices, y);
+    if (x.count <= 8) some<Y, 1>(a, w, x, slices, y);
+    else if (x.count <= 16) some<Y, 2>(a, w, x, slices, y);
+    else some<Y, 4>(a, w, x, slices, y);
 }
 
 // Panel blockIdx.x, row panels first, for cut blockIdx.y of `cuts`.

@@ -15,7 +15,7 @@ struct Args {
 static_assert(sizeof(Args) == ARGS_BYTES_residual);
 
 constexpr u32 THREADS = 320;
-// Runs of eight elements that a thread holds.
+// Runs of eight elements that a thread holds at most.
 constexpr u32 HELD = 4;
 
 // Eight f32 from element `at` on; zero past the end.
@@ -32,7 +32,8 @@ __device__ __forceinline__ Few<8> load_eight(const float* row, u32 at, u32 count
     return few;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
+// For streams of at most THREADS * HELD * 8 elements.
+template <u32 HELD> __device__ __forceinline__ void write_back(const Args& a) {
     const u64 row = blockIdx.x;
     const u32 stream = blockIdx.y, hidden = a.hidden;
     bf16* const x = a.streams + (row * a.count + stream) * hidden;
@@ -46,7 +47,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
     }
 
     follow();
-    if (hidden > THREADS * HELD * 8) return;
     const float* const first = a.partials + row * hidden;
     const float* const second = first + (u64)a.rows * hidden;
     const bool parts_whole = aligned16(first) && aligned16(second) && hidden % 8 == 0;
@@ -83,4 +83,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
             held[i].value[e] = mul(mul(held[i].value[e], scale), add(1.0f, gains[i].value[e]));
         store_few<8>(n, at, hidden, n_whole, held[i]);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) residual(Args a) {
+    if (a.hidden <= THREADS * 8) write_back<1>(a);
+    else if (a.hidden <= THREADS * HELD * 8) write_back<HELD>(a);
+    else follow();
 }

@@ -89,21 +89,26 @@ template <u32 DEPTH> struct Stream {
 
     // Starts to read `count` units.
     __device__ __forceinline__ Stream(const Quad* tile, u32 count) : from(tile + lane_id()), count(count) {
-#pragma unroll
-        for (u32 d = 0; d < DEPTH; ++d)
-            if (d < count) load(d, d);
+        start(from);
     }
 
-    __device__ __forceinline__ void load(u32 place, u32 unit) {
+    __device__ __forceinline__ void start(const Quad* run) {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) held[place][j] = load_weight(from + unit * UNIT_QUADS + j * 32);
+        for (u32 d = 0; d < DEPTH; ++d)
+            if (d < count) load(run, d, d);
+    }
+
+    __device__ __forceinline__ void load(const Quad* run, u32 place, u32 unit) {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) held[place][j] = load_weight(run + unit * UNIT_QUADS + j * 32);
     }
 
     // Adds the products with NT tiles of 8 rows: `x` are this lane's rows g of each, null where there is none;
-    // `column` is the first column of the run.
+    // `column` is the first column of the run. Units that are done make place for those of `next`, the same run
+    // of another tile, unless that is null.
     template <u32 NT>
     __device__ __forceinline__ void multiply(float (&sums)[NT][4], const bf16* const (&x)[NT], u32 column, u32 columns,
-                                             bool aligned) {
+                                             bool aligned, const Quad* next = nullptr) {
         // Rows are read one unit ahead where there are registers for it.
         constexpr bool AHEAD = NT == 1;
         const u32 at = column + lane_id() % 4 * 16;
@@ -128,12 +133,13 @@ template <u32 DEPTH> struct Stream {
                         mma_unit(sums[n], held[d], strip_of(x[n], at + unit * UNIT));
                     }
                 }
-                if (unit + DEPTH < whole) load(d, unit + DEPTH);
+                if (unit + DEPTH < whole) load(from, d, unit + DEPTH);
+                else if (next) load(next, d, d);
             }
         }
 #pragma unroll 1
         for (u32 unit = whole; unit < count; ++unit) {
-            load(0, unit);
+            load(from, 0, unit);
 #pragma unroll
             for (u32 n = 0; n < NT; ++n) mma_unit(sums[n], held[0], ragged_strip(x[n], at + unit * UNIT, columns));
         }
@@ -145,37 +151,67 @@ struct Depend {
     __device__ void operator()() const { follow(); }
 };
 
-// Narrow: one tile by up to 8 * NT rows, a warp per slice, slices first .. first + WARPS - 1. The first `unit` of
-// the tile is that of column 0 of `x`. Calls `store(g, r, low, high)` for row g and row g + 8 of the tile and row r of
-// x, once by some thread. `depend` is called when weights are on their way and before x is read.
-template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
-__device__ __forceinline__ void narrow_product(const Quad* tile, const Rows& x, const Slices& slices, u32 first,
-                                               Depend depend, Store store) {
-    const u32 lane = lane_id(), slice = first + warp_id();
-    Stream<DEPTH> weights(tile + slices.from(slice) * UNIT_QUADS, slices.length(slice));
-    depend();
-    const bf16* rows[NT];
-#pragma unroll
-    for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane / 4);
-    float sums[NT][4] = {};
-    weights.multiply(sums, rows, slices.from(slice) * UNIT, x.columns, x.aligned());
-
+// Adds the sums of a block's warps, `count` slices in order, in buffer `buffer` of shared memory; calls
+// `store(g, r, low, high)` for row g and row g + 8 of the tile and row r of x, once by some thread.
+template <u32 NT, u32 WARPS, class Store>
+__device__ __forceinline__ void add_slices(const float (&sums)[NT][4], u32 buffer, u32 count, u32 rows, Store store) {
     constexpr u32 VALUES = NT * 4;
-    float* const partial = (float*)pool;
+    const u32 lane = lane_id();
+    float* const here = (float*)pool + buffer * WARPS * VALUES * 32;
 #pragma unroll
-    for (u32 v = 0; v < VALUES; ++v) partial[(warp_id() * VALUES + v) * 32 + lane] = sums[v / 4][v % 4];
+    for (u32 v = 0; v < VALUES; ++v) here[(warp_id() * VALUES + v) * 32 + lane] = sums[v / 4][v % 4];
     __syncthreads();
-    const u32 count = least(WARPS, slices.count - first);
 #pragma unroll
     for (u32 pair = warp_id(); pair < NT * 2; pair += WARPS) {
-        const float* const at = partial + (pair / 2 * 4 + pair % 2) * 32 + lane;
+        const float* const at = here + (pair / 2 * 4 + pair % 2) * 32 + lane;
         float low = at[0], high = at[64];
         for (u32 s = 1; s < count; ++s) {
             low = add(low, at[s * VALUES * 32]);
             high = add(high, at[s * VALUES * 32 + 64]);
         }
         const u32 r = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
-        if (r < x.count) store(lane / 4, r, low, high);
+        if (r < rows) store(lane / 4, r, low, high);
+    }
+}
+
+// Narrow: one tile, `tile` being its first unit, by up to 8 * NT rows, a warp per slice, slices first .. first +
+// WARPS - 1; `store` as `add_slices` says. `depend` is called when weights are on their way and before x is read.
+template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
+__device__ __forceinline__ void narrow_product(const Quad* tile, const Rows& x, const Slices& slices, u32 first,
+                                               Depend depend, Store store) {
+    const u32 slice = first + warp_id();
+    Stream<DEPTH> weights(tile + slices.from(slice) * UNIT_QUADS, slices.length(slice));
+    depend();
+    const bf16* rows[NT];
+#pragma unroll
+    for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane_id() / 4);
+    float sums[NT][4] = {};
+    weights.multiply(sums, rows, slices.from(slice) * UNIT, x.columns, x.aligned());
+    add_slices<NT, WARPS>(sums, 0, least(WARPS, slices.count - first), x.count, store);
+}
+
+// As `narrow_product` with all slices, for tiles `tile`, `tile + stride`, ... below `tiles`, from unit `unit` of each
+// on: while a tile's slices are added up, the next one's units are on their way. `store(tile, g, r, low, high)`.
+template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
+__device__ __forceinline__ void narrow_products(const Tiles& w, u32 tile, u32 tiles, u32 stride, u32 unit, const Rows& x,
+                                                const Slices& slices, Depend depend, Store store) {
+    const u32 lane = lane_id(), start = unit + slices.from(warp_id());
+    Stream<DEPTH> weights(w.unit(tile, start), slices.length(warp_id()));
+    depend();
+    const bf16* rows[NT];
+#pragma unroll
+    for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane / 4);
+    // Rows that must be read piece by piece take registers that units on their way would need.
+    const bool smooth = x.aligned() && x.columns % UNIT == 0;
+    for (u32 turn = 0; tile < tiles; tile += stride, ++turn) {
+        weights.from = w.unit(tile, start) + lane;
+        if (!smooth && turn > 0) weights.start(weights.from);
+        const Quad* const next = smooth && tile + stride < tiles ? w.unit(tile + stride, start) + lane : nullptr;
+        float sums[NT][4] = {};
+        weights.multiply(sums, rows, slices.from(warp_id()) * UNIT, x.columns, smooth, next);
+        // Two buffers in turn: one is summed while the other fills.
+        add_slices<NT, WARPS>(sums, turn % 2, slices.count, x.count,
+                              [&](u32 g, u32 r, float low, float high) { store(tile, g, r, low, high); });
     }
 }
 

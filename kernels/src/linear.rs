@@ -71,7 +71,7 @@ impl Args {
         let tiles = Matrix::plain(outputs, inner).tiles();
         match prompt {
             true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts),
-            false => Grid::space(tiles, cuts, rows.div_ceil(NARROW_ROWS)),
+            false => Grid::space(blocks(tiles), cuts, rows.div_ceil(NARROW_ROWS)),
         }
     }
 
@@ -88,8 +88,17 @@ const fn twin<E: Element>(symbol: &'static str, prompt: bool) -> Option<Twin> {
     source::shared_twin::<E>(&source::LINEAR, symbol, 256, if prompt { PANEL_SHARED } else { NARROW_SHARED })
 }
 
-/// Partial sums of 8 warps over 32 rows.
-const NARROW_SHARED: u32 = 8 * 32 * 16 * 4;
+/// Two buffers of the partial sums of 8 warps over 32 rows.
+const NARROW_SHARED: u32 = 2 * 8 * 32 * 16 * 4;
+
+/// Blocks that fill the largest devices: two for each of 132 multiprocessors.
+const BLOCKS: usize = 264;
+
+/// Blocks that share so many tiles: one each, or, where a block gets several anyhow, as many as run at a time, each
+/// of which reads its next tile while it sums up the last.
+fn blocks(tiles: usize) -> usize {
+    if tiles < 2 * BLOCKS { tiles } else { BLOCKS }
+}
 
 impl<E: Element, const PROMPT: bool> Kernel for Linear<E, PROMPT> {
     type Args = Args;

@@ -44,22 +44,21 @@ pub struct Args {
     pub norm: u32,
 }
 
-/// Experts that the CUDA twin can hold.
-const MOST_EXPERTS: u32 = 2048;
+/// Experts that the CUDA twin can hold; rows of more are left unwritten.
+pub const CUDA_EXPERTS: u32 = 2048;
+/// Experts per row that it can choose; rows with more are left unwritten.
+pub const CUDA_CHOICES: u32 = 32;
 
 impl Kernel for Route {
     type Args = Args;
     const NAME: &'static str = "route";
     const ELEMENT: &'static str = "";
-    const TWIN: Option<Twin> = source::plain(&source::ROUTER, Self::NAME, 32);
+    const TWIN: Option<Twin> = source::plain(&source::ROUTER, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         let Args { rows, experts, k, norm, .. } = *args;
         if rows == 0 || k == 0 || k > experts {
             return Err(format!("rows {rows} and k {k} must be positive, and k at most experts {experts}"));
-        }
-        if experts > MOST_EXPERTS {
-            return Err(format!("experts {experts} is more than {MOST_EXPERTS}"));
         }
         match norm {
             0 | 1 => Ok(()),

@@ -203,6 +203,8 @@ mod tests {
             (tiles, "TILE", tiles::TILE as u32),
             (tiles, "UNIT", tiles::UNIT as u32),
             (EXPERTS.text, "PLACES", experts::PLACES),
+            (ROUTER.text, "EXPERTS", router::CUDA_EXPERTS),
+            (ROUTER.text, "CHOICES", router::CUDA_CHOICES),
             (HYPER.text, "DOWN_SLICES", hyper::DOWN_SLICES as u32),
             (HYPER.text, "UP_WARPS", hyper::UP_WARPS),
             (ATTEND.text, "HEADS", attend::HEADS),

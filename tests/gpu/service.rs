@@ -19,6 +19,8 @@ fn a_hundred_thousand_rounds_of_churn() {
         place: Place::Cuda(0),
         classes: vec![Class { context: 256, lanes: 16, pages: 64 }],
         slab_lanes: 16,
+        // As many prompts as decode rounds, so that lanes come as fast as they go.
+        decode_share: 1,
         ..EngineOptions::default()
     };
     let dir = repository("tests/oracle/checkpoints/base_bf16");

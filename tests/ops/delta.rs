@@ -9,8 +9,8 @@ use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, cancelling, close, facts, poisoned, same};
 
 tests! {
-    any: the_step_is_the_recurrence_in_bf16, the_chunk_is_the_recurrence_in_bf16, two_launches_of_steps_are_one, two_launches_of_chunks_are_one_on_the_grid, a_step_alone_is_the_step_among_others, a_chunk_alone_is_the_chunk_among_others;
-    host: the_step_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_where_states_vanish, a_row_does_not_depend_on_the_rows_after_it, step_and_chunk_agree;
+    any: the_step_is_the_recurrence_in_bf16, the_chunk_is_the_recurrence_in_bf16, two_launches_of_steps_are_one, two_launches_of_chunks_are_one_on_the_grid, a_step_alone_is_the_step_among_others, ready_rows_are_the_recurrence_in_bf16, a_chunk_alone_is_the_chunk_among_others;
+    host: ready_rows_are_the_recurrence_in_f32, the_step_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_where_states_vanish, a_row_does_not_depend_on_the_rows_after_it, step_and_chunk_agree;
 }
 
 const SLOTS: usize = 4;
@@ -284,12 +284,10 @@ fn ready_is_the_recurrence<E: Element>() {
     }
 }
 
-#[test]
 fn ready_rows_are_the_recurrence_in_f32() {
     ready_is_the_recurrence::<f32>();
 }
 
-#[test]
 fn ready_rows_are_the_recurrence_in_bf16() {
     ready_is_the_recurrence::<bf16>();
 }
