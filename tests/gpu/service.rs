@@ -32,7 +32,7 @@ fn a_hundred_thousand_rounds_of_churn() {
     let stats = engine.stats();
     assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
     assert_eq!((stats.lanes, stats.waiting, stats.pages_free), (0, 0, stats.pages_total));
-    assert!(stats.rounds.replayed > 80_000, "{}", stats.rounds);
+    assert!(stats.rounds.replayed > 70_000, "{}", stats.rounds);
     assert!(widths[1..].iter().all(|rounds| *rounds > 0), "rounds by lanes: {widths:?}");
     assert_eq!((device.used_bytes(), device.free_bytes()), (used, free));
     let grown = resident_bytes().saturating_sub(resident);

@@ -159,6 +159,9 @@ impl Layer {
             v_width: shape.v_width as u32,
             zero: 0,
         };
+        if K::NAME == DeltaChunk::<E>::NAME {
+            scene.run::<DeltaReady<E>>(&args);
+        }
         scene.run::<K>(&args);
         self.states = scene.read(states, self.states.len());
         let y = scene.read(y, facts.len() * shape.y_width());

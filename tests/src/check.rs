@@ -68,6 +68,16 @@ impl Scene {
         self.kept(label, rows, there)
     }
 
+    /// Addresses in other buffers, which launches may only read. A mirror has those of its own buffers.
+    pub fn addresses(&mut self, label: &str, here: &[Ptr<u8>]) -> Ptr<Ptr<u8>> {
+        let there = here.iter().map(|at| match &self.mirror {
+            Some(_) => Ptr::new(self.there(at.address()).expect("the address is in one of the buffers")),
+            None => *at,
+        });
+        let there = there.collect();
+        self.kept(label, here, there)
+    }
+
     /// Memory that launches read and write.
     pub fn state<T: Pod>(&mut self, label: &str, values: &[T]) -> Ptr<T> {
         let ptr = self.output(label, values.len());
@@ -124,12 +134,7 @@ impl Scene {
     /// Launches `K` on the mirror, from what the host had before, and takes its results over.
     fn reflect<K: Kernel>(&self, mirror: &Mirror, args: &K::Args) -> Result<(), String> {
         let name = format!("the twin of {}", K::NAME);
-        let there = translated(args, |address| {
-            let find =
-                |(host, twin, _): (&Guarded, &Guarded, Kind)| Some((twin.start, host.offset(address)?));
-            let (start, offset) = self.twins().find_map(find)?;
-            Some(start.byte_add(offset).address())
-        });
+        let there = translated(args, |address| self.there(address));
         let keeps: Vec<Arena> = self.twins().map(|(_, twin, _)| twin.arena.clone()).collect();
         mirror.launch::<K>(&there?, &keeps).map_err(|error| format!("{name}: {error}"))?;
         self.twins().try_for_each(|(_, twin, _)| twin.check(&name))?;
@@ -143,6 +148,13 @@ impl Scene {
             }
         }
         Ok(())
+    }
+
+    /// What an address is on the mirror.
+    fn there(&self, address: u64) -> Option<u64> {
+        let find = |(host, twin, _): (&Guarded, &Guarded, Kind)| Some((twin.start, host.offset(address)?));
+        let (start, offset) = self.twins().find_map(find)?;
+        Some(start.byte_add(offset).address())
     }
 
     /// The buffers that a mirror has too.

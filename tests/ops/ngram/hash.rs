@@ -138,7 +138,7 @@ fn gather<E: Element>(first: usize, ids: &[u32], table: &[E], scene: &mut Scene)
         multipliers: scene.input("multipliers", &MULTIPLIERS),
         primes: scene.input("primes", &SMALL_PRIMES),
         offsets: scene.input("offsets", &offsets(&SMALL_PRIMES)),
-        shards: scene.input("shards", &shards),
+        shards: scene.addresses("shards", &shards),
         e: scene.output::<E>("e", (first + ids.len()) * 4 * WIDTH).cast(),
         table_rows,
         shard_rows,
