@@ -43,6 +43,15 @@ impl Place {
         WeightForm { element, order, table }
     }
 
+    /// Rows of the longest prompt piece, unless asked otherwise: enough that a mixture's weights are read for many
+    /// rows at once, and few enough that a decode round waits for a fraction of a second at most.
+    pub fn piece_rows(self) -> u32 {
+        match self {
+            Place::Host => 512,
+            Place::Cuda(_) => 1024,
+        }
+    }
+
     /// Whether a model of this element type runs there.
     ///
     /// # Errors

@@ -206,9 +206,9 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "TOKENS", default_value = "8k")]
     pub(crate) prompt: Count,
 
-    /// Rows of a prompt piece, a multiple of 64.
-    #[arg(long, value_name = "ROWS", default_value_t = 512, allow_negative_numbers = true)]
-    pub(crate) piece: u32,
+    /// Rows of a prompt piece, a multiple of 64; 512 on the host device and 1024 on CUDA if not given.
+    #[arg(long, value_name = "ROWS", allow_negative_numbers = true)]
+    pub(crate) piece: Option<u32>,
 
     /// Measure each kind of kernel on its own too.
     #[arg(long)]

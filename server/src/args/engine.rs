@@ -162,6 +162,7 @@ impl EngineArgs {
         let context = self.context.context.unwrap_or(0);
         EngineOptions {
             place: chosen.place,
+            piece_rows: chosen.place.piece_rows(),
             element: chosen.element,
             load: chosen.load,
             table: chosen.table,

@@ -23,7 +23,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         contexts: args.contexts.0.clone(),
         rounds: args.rounds as usize,
         prompt: args.prompt.0,
-        piece_rows: args.piece,
+        piece_rows: args.piece.unwrap_or(chosen.place.piece_rows()),
         kernels: args.kernels,
         page_memory: args.memory.map(|size| size.0),
     };
