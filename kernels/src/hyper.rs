@@ -135,7 +135,8 @@ impl<E: Element, const PROMPT: bool> Kernel for MixDown<E, PROMPT> {
 /// g[t, s, j] = sigmoid(r16(sum over i of up[s * hidden + j, i] * d[t, i]))
 /// x[t, j]    = r16((sum over s of g[t, s, j] * n[t, s, j]) / streams)
 /// ```
-/// Shapes     d: `[rows, rank]`, up: `[streams * hidden, rank]`, n: `[rows, streams, hidden]`,
+/// Shapes     d: `[rows, rank]`, up: `[streams * hidden, rank]` in the device's order as `streams` groups,
+///            n: `[rows, streams, hidden]`,
 ///            x: `[rows, hidden]`, elements
 /// Effects    writes all of x
 /// Source     MODEL: hyper-connections
