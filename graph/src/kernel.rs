@@ -55,7 +55,7 @@ pub struct Twin {
     pub shared_bytes: u32,
     /// Whether its blocks may start while the work ahead of it in the stream still runs (programmatic dependent
     /// launch, where the device has it). Its code then waits (`griddepcontrol.wait`) in every block before it
-    /// touches what that work writes or reads.
+    /// touches what that work writes or reads, and before it returns.
     pub overlaps: bool,
 }
 

@@ -84,8 +84,8 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Both: how a kernel begins. A block does so before anything else but the reading of weights, and before it
-// returns: a launch that ends while the one ahead of it still runs would let the next one start too early.
+// Both: how a kernel begins. A block does so before anything else but the reading of weights (experts_down also
+// reads lists that are complete by then), and before it returns: a launch that ends while the one ahead of it still runs would let the next one start too early.
 __device__ __forceinline__ void follow() {
     let_next_start();
     wait_for_previous();

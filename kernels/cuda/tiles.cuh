@@ -4,7 +4,7 @@
 // One order of summation, a function of the widths alone. The units of a sum are cut into slices of equal
 // length, at most so many as the kernel says. A slice is summed unit by unit, a unit in four products of 16
 // columns: lane t owns columns 16t .. 16t + 15 and product j takes 16t + 4j .. 16t + 4j + 3. The slices are then
-// added in order. Columns past the last are zero, and so are rows past the last, which are never stored.
+// added in order. Columns of x past the last are zero, and so are its rows past the last, which are never stored.
 //
 // Weights are the 16-wide side of a product, rows the 8-wide one. Two ways to walk give the same bits: narrow
 // (a warp per slice, few rows: decode rounds) and wide (many tiles by many rows: prompts).

@@ -7,6 +7,25 @@ use tests::fixture::{Fixture, Lane};
 
 use crate::{ELEMENTS, bits, ids, small};
 
+/// On CUDA the down projections read the chosen experts while the launch ahead of them runs: it must be the one
+/// that starts them when those are complete.
+#[test]
+fn down_projections_come_right_behind_up_projections() {
+    let fixture = small(ElementType::Bf16, 3);
+    let emission = fixture.decode_emission(2);
+    let names: Vec<&str> = emission
+        .entries()
+        .iter()
+        .filter_map(|entry| match entry {
+            graph::Entry::Launch { kernel, .. } => Some(kernel.name),
+            _ => None,
+        })
+        .collect();
+    let downs: Vec<usize> = (0..names.len()).filter(|&at| names[at] == "experts_down").collect();
+    assert!(!downs.is_empty());
+    assert!(downs.iter().all(|&at| names[at - 1] == "experts_up"), "{names:?}");
+}
+
 /// What a run leaves: ids and logits of every round, and the digest of every lane at the end.
 #[derive(PartialEq, Debug)]
 struct Trail {

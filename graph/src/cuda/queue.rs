@@ -120,12 +120,11 @@ impl Queue {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.cuda.state.refuse_in_capture("synchronisation")?;
         self.cuda.state.healthy()?;
+        // Marked before the wait, so that every mark is reached after it.
+        self.mark(&mut self.held.lock());
         let waited = self.stream.synchronize();
         waited.map_err(|failure| self.cuda.fail(failure, "work queued before a synchronisation"))?;
-        let mut held = self.held.lock();
-        self.mark(&mut held);
-        self.reap(&mut held);
-        drop(held);
+        self.reap(&mut self.held.lock());
         self.cuda.free_released();
         Ok(())
     }
@@ -180,7 +179,8 @@ impl Queue {
         }
     }
 
-    /// Holds `keeps` until everything queued so far has run, and lets go of what has.
+    /// Holds `keeps` until everything queued so far has run. What has run goes when the next few runs are marked,
+    /// or at a synchronisation.
     fn retire(&self, held: &mut Held, keeps: Keeps) -> Result<()> {
         held.unmarked.push(keeps);
         if held.unmarked.len() >= MARKED_TOGETHER {

@@ -280,7 +280,9 @@ impl<'o> Rig<'o> {
         table.distinct = count_distinct(&self.chosen(table.rows)?);
         let seen = Seen { distinct: table.distinct, ..*seen };
         let emission = runner.emission(shape)?;
-        let whole = self.repeated(&emission)?;
+        // Lanes stand still: what is left out must not be missed at the next position.
+        let still = emission.pick(|_, entry| !is_kind(entry, "advance"));
+        let whole = self.repeated(&still)?;
         for name in kinds(&emission) {
             // A kernel reads what the last round left, not what the repetitions of another one did.
             fresh()?;
@@ -288,12 +290,15 @@ impl<'o> Rig<'o> {
             let launches = list.len();
             let seconds = self.repeated(&list)? / launches as f64;
             fresh()?;
-            let rest = self.repeated(&emission.pick(|_, entry| !is_kind(entry, name)))?;
+            let in_place = match name {
+                "advance" => seconds * launches as f64,
+                _ => whole - self.repeated(&still.pick(|_, entry| !is_kind(entry, name)))?,
+            };
             table.kernels.push(KernelRow {
                 name,
                 launches,
                 seconds,
-                in_place: (whole - rest) / launches as f64,
+                in_place: in_place / launches as f64,
                 bytes: bytes_of(&list, runner.model.element, &seen) / launches as f64,
             });
         }

@@ -50,7 +50,7 @@ impl Made {
 
 impl WeightPlan {
     /// Allocates the memory and makes every weight in it. Equal seeds make equal weights on one kind of device:
-    /// matrices are made in the device's order.
+    /// matrices are made in the device's order, what pads them too.
     ///
     /// # Errors
     /// The device has no room, or failed.
