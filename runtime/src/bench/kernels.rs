@@ -35,7 +35,8 @@ pub struct KernelRow {
     pub launches: usize,
     /// Seconds of a launch, one after another in a graph.
     pub seconds: f64,
-    /// Seconds that a launch adds to the round: what the round takes less without this kind, per launch.
+    /// Seconds that a launch adds to the round: what the round takes less without this kind, per launch. On the
+    /// host device, where launches do not overlap, its own seconds.
     pub in_place: f64,
     /// Bytes that a launch must move on average; 0 where they are too few to count.
     pub bytes: f64,
