@@ -75,6 +75,14 @@ impl Args {
         }
     }
 
+    /// `[rows, outputs]`, not rounded.
+    fn sums<E: Element>(&self, memory: &Access<'_>) -> Result<Vec<f32>, Fault> {
+        let (rows, inner, outputs) = self.sizes();
+        let x = widened(memory.read::<E>(self.x.cast(), rows * inner)?);
+        let w = memory.read::<E>(self.w.cast(), outputs * inner)?;
+        Ok(product(Columns::all(&x, inner), Columns::all(w, inner)))
+    }
+
     fn check(&self) -> Result<(), String> {
         let (rows, inner, outputs) = self.sizes();
         match rows > 0 && inner > 0 && outputs > 0 {
@@ -115,12 +123,8 @@ impl<E: Element, const PROMPT: bool> Kernel for Linear<E, PROMPT> {
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let (rows, inner, outputs) = args.sizes();
-        let x = widened(memory.read::<E>(args.x.cast(), rows * inner)?);
-        let w = memory.read::<E>(args.w.cast(), outputs * inner)?;
-        let y = memory.write::<E>(args.y.cast(), rows * outputs)?;
-        let sums = product(Columns::all(&x, inner), Columns::all(w, inner));
-        narrow(&sums, y);
+        let sums = args.sums::<E>(memory)?;
+        narrow(&sums, memory.write::<E>(args.y.cast(), sums.len())?);
         Ok(())
     }
 }
@@ -140,12 +144,8 @@ impl<E: Element, const PROMPT: bool> Kernel for LinearWide<E, PROMPT> {
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let (rows, inner, outputs) = args.sizes();
-        let x = widened(memory.read::<E>(args.x.cast(), rows * inner)?);
-        let w = memory.read::<E>(args.w.cast(), outputs * inner)?;
-        let y = memory.write::<f32>(args.y.cast(), rows * outputs)?;
-        let sums = product(Columns::all(&x, inner), Columns::all(w, inner));
-        y.copy_from_slice(&sums);
+        let sums = args.sums::<E>(memory)?;
+        memory.write::<f32>(args.y.cast(), sums.len())?.copy_from_slice(&sums);
         Ok(())
     }
 }
