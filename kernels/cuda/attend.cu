@@ -52,6 +52,8 @@ constexpr u32 COLUMNS = WIDTH / WARPS;
 constexpr u32 PITCH = WIDTH + 8;
 // Columns of a block of `attend_join`.
 constexpr u32 JOINED = 128;
+// Parts that it reads at once.
+constexpr u32 BATCH = 16;
 
 extern __shared__ Quad pool[];
 
@@ -67,10 +69,10 @@ struct Shared {
 struct Sight {
     u32 blocks, in_blocks, count;
 
-    __device__ Sight(const Fact& fact, u32 ratio, u32 top) {
-        blocks = (fact.position + 1) / ratio;
+    __device__ Sight(u32 position, u32 ratio, u32 top) {
+        blocks = (position + 1) / ratio;
         in_blocks = least(top, blocks) * ratio;
-        count = in_blocks + (fact.position + 1) % ratio;
+        count = in_blocks + (position + 1) % ratio;
     }
 };
 
@@ -79,15 +81,17 @@ __device__ u32 spans(u32 ratio, u32 top) { return ceil_div(top * ratio + ratio -
 
 // One key/value head of one row.
 struct Line {
-    const Fact& fact;
+    u32 slot, position;
     const u32* chosen;
     const Pages& pages;
     Sight sight;
     u32 kv_head;
     bool aligned;
 
+    // The facts of a round are complete long before any launch that attends.
     __device__ Line(const Fact& fact, const u32* chosen, const Pages& pages, u32 top, u32 kv_head)
-        : fact(fact), chosen(chosen), pages(pages), sight(fact, pages.ratio, top), kv_head(kv_head),
+        : slot(__ldcg(&fact.slot)), position(__ldcg(&fact.position)), chosen(chosen), pages(pages),
+          sight(position, pages.ratio, top), kv_head(kv_head),
           aligned(aligned16(pages.base) && pages.stride % 16 == 0 && pages.width % 8 == 0) {}
 
     // The keys of the row's position number `at`, null if there are none.
@@ -95,25 +99,29 @@ struct Line {
         const u32 ratio = pages.ratio;
         const bool in_block = at < sight.in_blocks;
         const u32 block = in_block ? chosen[at / ratio] : sight.blocks;
-        const u32 position = block * ratio + (in_block ? at % ratio : at - sight.in_blocks);
-        if (at >= sight.count || block > sight.blocks || position > fact.position) return nullptr;
-        const bf16* const page = pages.page(fact.slot, position);
-        return page ? page + ((u64)(position % PAGE) * pages.kv_heads + kv_head) * pages.width : nullptr;
+        const u32 place = block * ratio + (in_block ? at % ratio : at - sight.in_blocks);
+        if (at >= sight.count || block > sight.blocks || place > position) return nullptr;
+        const bf16* const page = pages.page(slot, place);
+        return page ? page + ((u64)(place % PAGE) * pages.kv_heads + kv_head) * pages.width : nullptr;
     }
 
     // Starts the copy of a span's keys, or of what lies `offset` elements behind them. Columns up to the next
     // multiple of 16 are zero.
     __device__ void stage(bf16* to, const bf16* const (&keys)[SPAN], u64 offset) const {
         const u32 width = pages.width, chunks = ceil_div(width, 16) * 2;
-        for (u32 i = threadIdx.x; i < SPAN * chunks; i += WARPS * 32) {
-            const u32 at = i % chunks * 8;
-            const bf16* const from = keys[i / chunks] ? keys[i / chunks] + offset + at : nullptr;
-            bf16* const place = to + i / chunks * PITCH + at;
-            if (aligned) {
-                const bool live = from && at < width;
-                copy_async(place, live ? (const void*)from : pages.base, live);
-            } else {
-                for (u32 e = 0; e < 8; ++e) place[e] = from && at + e < width ? from[e] : bf16{0};
+#pragma unroll
+        for (u32 i = 0; i < SPAN / WARPS; ++i) {
+            const u32 row = i * WARPS + warp_id();
+            const bf16* const from = keys[row] ? keys[row] + offset : nullptr;
+            for (u32 at = lane_id() * 8; at < chunks * 8; at += 32 * 8) {
+                bf16* const place = to + row * PITCH + at;
+                if (aligned) {
+                    const bool live = from && at < width;
+                    copy_async(place, live ? (const void*)(from + at) : pages.base, live);
+                } else {
+#pragma unroll 1
+                    for (u32 e = 0; e < 8; ++e) place[e] = from && at + e < width ? from[at + e] : bf16{0};
+                }
             }
         }
     }
@@ -122,7 +130,7 @@ struct Line {
 // Two neighbouring elements of a row; zero past its end, and if there is no row.
 __device__ __forceinline__ u32 two(const bf16* row, u32 at, u32 width, bool even) {
     if (!row || at >= width) return 0;
-    if (even) return *(const u32*)(row + at);
+    if (even) return __ldcg((const u32*)(row + at));
     return row[at].bits | (at + 1 < width ? (u32)row[at + 1].bits << 16 : 0);
 }
 
@@ -161,10 +169,10 @@ __device__ __forceinline__ void score(Shared& s, const bf16* keys, const Queries
     for (u32 i = 0; i < 4; ++i) s.scores[g + i / 2 * 8][at + t * 2 + i % 2] = div(add(sums[0][i], sums[1][i]), scale);
 }
 
-// Weights of two heads from the scores of a span.
-__device__ __forceinline__ void weigh(Shared& s, const bf16* const (&keys)[SPAN]) {
-#pragma unroll
-    for (u32 head = warp_id() * 2; head < warp_id() * 2 + 2; ++head) {
+// Weights of the heads from the scores of a span, a warp for each.
+__device__ __forceinline__ void weigh(Shared& s, const bf16* const (&keys)[SPAN], u32 heads) {
+#pragma unroll 1
+    for (u32 head = warp_id(); head < heads; head += WARPS) {
         const float before = s.largest[head];
         float largest = before;
         for (u32 i = lane_id(); i < SPAN; i += 32)
@@ -224,7 +232,7 @@ __device__ __forceinline__ void add_values(Shared& s, float (&means)[4][4], cons
 // Weighs and sums the row's positions number `from .. to`, at least one. Heads of `s` hold what the weights sum
 // up to, and `means` the weighted values: value i of this thread is that of head `head_of(i)`, column
 // `column_of(i)`.
-__device__ __forceinline__ void sum_up(Shared& s, const Line& line, const bf16* q, u32 heads, u32 from, u32 to,
+__device__ __forceinline__ void sum_up(Shared& s, const Line& line, const Queries& queries, u32 heads, u32 from, u32 to,
                                        float (&means)[4][4]) {
     const u32 width = line.pages.width, first = warp_id() * COLUMNS;
     const u64 values_at = line.pages.key_elements();
@@ -234,7 +242,6 @@ __device__ __forceinline__ void sum_up(Shared& s, const Line& line, const bf16* 
         const u32 i = threadIdx.x;
         if (i < SPAN) s.keys[turn][i] = from + i < to ? line.keys(from + i) : nullptr;
     };
-    const Queries queries(q, heads, width);
     if (threadIdx.x < HEADS) {
         s.largest[threadIdx.x] = -infinity();
         s.sum[threadIdx.x] = 0.0f;
@@ -254,7 +261,7 @@ __device__ __forceinline__ void sum_up(Shared& s, const Line& line, const bf16* 
         __syncthreads();
         if (more) line.stage(keys, s.keys[1 - turn], 0);
         copy_commit();
-        weigh(s, s.keys[turn]);
+        weigh(s, s.keys[turn], heads);
         copy_wait<1>();
         __syncthreads();
         if (first < width) add_values(s, means, values, first);
@@ -289,8 +296,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
     const Heads heads(blockIdx.y, q_heads, a.pages.kv_heads);
     const u64 row = a.rows.first + blockIdx.x;
     const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
+    const Queries queries(a.q + (row * q_heads + heads.first) * width, heads.count, width);
     float means[4][4] = {};
-    sum_up(s, line, a.q + (row * q_heads + heads.first) * width, heads.count, 0, line.sight.count, means);
+    sum_up(s, line, queries, heads.count, 0, line.sight.count, means);
 
     const bf16* const x = a.projection.row(row);
     for (u32 i = 0; i < 16; ++i) {
@@ -302,20 +310,24 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
     }
 }
 
-// blockIdx.x: row; blockIdx.y: span, key/value head and tile of its query heads. Spans past the row's leave.
+// blockIdx.x: row; blockIdx.y: span, key/value head and tile of its query heads. Spans past the row's leave. Queries
+// are read before the launch waits, and what attend_join reads early is complete when this has: index_top and this let
+// the next launch start late.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs a) {
-    follow();
     __shared__ Shared s;
     const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
-    if (width > WIDTH) return;
     const Heads heads(blockIdx.y / most, q_heads, a.pages.kv_heads);
     const u32 span = blockIdx.y % most, from = span * SPAN;
     const u64 row = a.rows.first + blockIdx.x;
     const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
     const u32 count = line.sight.count;
-    if (from >= count) return;
+    const bool idle = from >= count || width > WIDTH;
+    const Queries queries(a.q + (row * q_heads + heads.first) * width, idle ? 0 : heads.count, width);
+    wait_for_previous();
+    let_next_start();
+    if (idle) return;
     float means[4][4] = {};
-    sum_up(s, line, a.q + (row * q_heads + heads.first) * width, heads.count, from, least(from + SPAN, count), means);
+    sum_up(s, line, queries, heads.count, from, least(from + SPAN, count), means);
 
     const auto part = [&](u32 head) { return (row * q_heads + heads.first + head) * most + span; };
     // A thread holds runs of four columns.
@@ -339,19 +351,23 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs
     }
 }
 
-// One warp per row, query head and run of columns. blockIdx.x: row; blockIdx.y: head and run.
+// One warp per row, query head and run of columns. blockIdx.x: row; blockIdx.y: head and run. The gate is read before
+// the launch waits.
 extern "C" __global__ void __launch_bounds__(32) attend_join(JoinArgs a) {
-    follow();
     const u32 width = a.pages.width, q_heads = a.projection.q_heads, most = spans(a.pages.ratio, a.top);
     const u32 runs = ceil_div(width, JOINED), head = blockIdx.y / runs, lane = lane_id();
     const u32 column = blockIdx.y % runs * JOINED + lane * 4;
     const u64 row = a.rows.first + blockIdx.x, line = row * q_heads + head;
     const bf16* const gates = a.projection.row(row) + a.projection.gate_at(a.pages, head);
-    const Few<4> gate = load_few<4>(gates, column, width, whole<4>(gates, width));
-    const u32 count = ceil_div(Sight(a.rows.facts[row], a.pages.ratio, a.top).count, SPAN);
+    float gate[4];
+#pragma unroll
+    for (u32 c = 0; c < 4; ++c)
+        gate[c] = column + c < width ? sigmoid(widen(bf16{__ldcg((const u16*)(gates + column + c))})) : 0.0f;
+    const u32 count = ceil_div(Sight(__ldcg(&a.rows.facts[row].position), a.pages.ratio, a.top).count, SPAN);
     const float* const marks = a.marks + line * most * 2;
     const float* const sums = a.sums + line * most * width + column;
-    const bool quads = width % 4 == 0 && aligned16(a.sums) && column < width;
+    const bool quads = width % 4 == 0 && aligned16(a.sums);
+    follow();
 
     float largest = -infinity();
     for (u32 i = lane; i < count; i += 32) largest = marks[i * 2] > largest ? marks[i * 2] : largest;
@@ -360,25 +376,30 @@ extern "C" __global__ void __launch_bounds__(32) attend_join(JoinArgs a) {
         largest = other > largest ? other : largest;
     }
     float total = 0.0f, mean[4] = {};
-    for (u32 from = 0; from < count; from += 32) {
-        const bool mine = from + lane < count;
+#pragma unroll 1
+    for (u32 from = 0; from < count; from += BATCH) {
+        Quad parts[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            const float* const part = sums + (u64)(from + i) * width;
+            const bool live = from + i < count && column < width;
+            parts[i] = Quad{};
+            if (live && quads) parts[i] = *(const Quad*)part;
+            else if (live)
+                for (u32 c = 0; c < least(4, width - column); ++c) parts[i].word[c] = __float_as_uint(part[c]);
+        }
+        const bool mine = lane < BATCH && from + lane < count;
         const float factor = mine ? exp_of(sub(marks[(from + lane) * 2], largest)) : 0.0f;
         const float sum = mine ? mul(factor, marks[(from + lane) * 2 + 1]) : 0.0f;
-        const u32 here = least(32, count - from);
-#pragma unroll 8
-        for (u32 i = 0; i < here; ++i) {
-            const float* const part = sums + (u64)(from + i) * width;
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            if (from + i >= count) break;
             const float weight = __shfl_sync(WHOLE_WARP, factor, i);
             total = add(total, __shfl_sync(WHOLE_WARP, sum, i));
-            Quad quad = {};
-            if (quads) quad = *(const Quad*)part;
-            for (u32 c = 0; !quads && c < 4; ++c)
-                if (column + c < width) quad.word[c] = __float_as_uint(part[c]);
 #pragma unroll
-            for (u32 c = 0; c < 4; ++c) mean[c] = add(mean[c], mul(weight, __uint_as_float(quad.word[c])));
+            for (u32 c = 0; c < 4; ++c) mean[c] = add(mean[c], mul(weight, __uint_as_float(parts[i].word[c])));
         }
     }
     for (u32 c = 0; c < 4; ++c)
-        if (column + c < width)
-            a.out[line * width + column + c] = narrow(mul(r16(div(mean[c], total)), sigmoid(gate.value[c])));
+        if (column + c < width) a.out[line * width + column + c] = narrow(mul(r16(div(mean[c], total)), gate[c]));
 }

@@ -7,20 +7,21 @@ constexpr u32 CLUSTER = 8;
 
 #if __CUDA_ARCH__ >= 900
 #define CLUSTERED __attribute__((cluster_dims(8, 1, 1)))
+#define CLUSTERED_ALONG_Y __attribute__((cluster_dims(1, 8, 1)))
 // How many of a cluster's blocks share the work.
 constexpr u32 RANKS = CLUSTER;
 
-__device__ __forceinline__ u32 cluster_rank() {
+// This block's number in its cluster; `place` is its place along the clustered axis of the grid.
+__device__ __forceinline__ u32 cluster_rank(u32) {
     u32 rank;
     asm("mov.u32 %0,%%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// All threads of all blocks meet; what was written before is seen by all behind it.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
+// The two halves of a meeting of all threads of all blocks: what was written before the first is seen by all behind
+// the second.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 // Where a variable in shared memory lies in another block of the cluster.
 template <class T> __device__ __forceinline__ T* peer(T* mine, u32 rank) {
@@ -31,12 +32,19 @@ template <class T> __device__ __forceinline__ T* peer(T* mine, u32 rank) {
 #else
 // There are no clusters: the first block of each does all the work, and the others leave.
 #define CLUSTERED
+#define CLUSTERED_ALONG_Y
 constexpr u32 RANKS = 1;
 
-__device__ __forceinline__ u32 cluster_rank() { return blockIdx.x % CLUSTER; }
-__device__ __forceinline__ void cluster_sync() { __syncthreads(); }
+__device__ __forceinline__ u32 cluster_rank(u32 place) { return place % CLUSTER; }
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() { __syncthreads(); }
 template <class T> __device__ __forceinline__ T* peer(T* mine, u32) { return mine; }
 #endif
+
+__device__ __forceinline__ void cluster_sync() {
+    cluster_arrive();
+    cluster_wait();
+}
 
 struct Both {
     u64 first, second;

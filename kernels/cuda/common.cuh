@@ -31,16 +31,22 @@ __device__ __forceinline__ float root(float a) { return __fsqrt_rn(a); }
 __device__ __forceinline__ bool is_nan(float x) { return x != x; }
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
-__device__ __forceinline__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
+__host__ __device__ constexpr u32 least(u32 a, u32 b) { return a < b ? a : b; }
 __host__ __device__ constexpr u32 ceil_div(u32 a, u32 b) { return a / b + (a % b != 0); }
 
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 // The nearest bf16, ties to even; a NaN stays one.
 __device__ __forceinline__ bf16 narrow(float value) {
-    const u32 bits = __float_as_uint(value);
-    const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
-    return bf16{(u16)(is_nan(value) ? (bits >> 16) | 0x40 : rounded)};
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0,%1;" : "=h"(bits) : "f"(value));
+    return bf16{bits};
+}
+// Two of them, the first one low.
+__device__ __forceinline__ u32 narrow_two(float low, float high) {
+    u32 v;
+    asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(v) : "f"(high), "f"(low));
+    return v;
 }
 
 __device__ __forceinline__ float r16(float value) { return widen(narrow(value)); }

@@ -3,6 +3,10 @@
 // A warp holds some columns of one head's state in registers and takes a slot's rows in order. What a row sees of
 // the state and what it answers come from one pass over the state before the row changes it:
 // y = exp(g) * S^T q + (k . q) * d.
+// Queries and keys are scaled to unit length after these products, so that all sums are made at once.
+//
+// The state, and what the row brings beside its queries, keys and values, are read before the launch waits: conv, which
+// it follows, lets it start when every launch before conv is complete.
 #include "delta.cuh"
 
 static_assert(sizeof(Args) == ARGS_BYTES_delta_step);
@@ -12,23 +16,25 @@ constexpr u32 STEP_WARPS = 2;
 // A lane holds eight rows of the state and four columns: lane / FOURS says which rows, lane % FOURS which of
 // its warp's columns.
 
-// What a row brings to a lane.
+// What a row brings to a lane from the convolution.
 struct Brought {
     Quad q, k;
     Few<4> v;
-    float beta, fade;
 };
 
 template <u32 FOURS> __device__ __forceinline__ Brought bring(const Args& a, u64 row, u32 head, u32 column) {
-    Brought b;
-    b.q = eight(a.query(row, head), lane_id() / FOURS * 8, a.k_width);
-    b.k = eight(a.key(row, head), lane_id() / FOURS * 8, a.k_width);
     const bf16* const values = a.value(row, head);
-    b.v = load_few<4>(values, column, a.v_width, whole<4>(values, a.v_width));
-    b.beta = a.beta(row, head);
-    b.fade = a.fade(row, head);
-    return b;
+    return Brought{eight(a.query(row, head), lane_id() / FOURS * 8, a.k_width),
+                   eight(a.key(row, head), lane_id() / FOURS * 8, a.k_width),
+                   load_few<4>(values, column, a.v_width, whole<4>(values, a.v_width))};
 }
+
+// How a row changes the state.
+struct Gates {
+    float beta, decay;
+
+    __device__ Gates(const Args& a, u64 row, u32 head) : beta(a.beta(row, head)), decay(exp_of(a.fade(row, head))) {}
+};
 
 // The sum over the lanes that hold the same columns.
 template <u32 FOURS> __device__ __forceinline__ float column_sum(float value) {
@@ -46,54 +52,44 @@ __device__ __forceinline__ void move(float (&state)[8][4], float* stored, u32 ro
     for (u32 i = 0; i < 8; ++i) {
         if (i >= rows) continue;
         float* const at = stored + (u64)i * v_width;
-        if (four) {
-            if (WRITE) *(Four*)at = Four{state[i][0], state[i][1], state[i][2], state[i][3]};
-            else {
-                const Four held = *(const Four*)at;
-#pragma unroll
-                for (u32 c = 0; c < 4; ++c) state[i][c] = held.value[c];
-            }
-        } else {
-#pragma unroll
-            for (u32 c = 0; c < 4; ++c) {
-                if (c >= columns) continue;
-                if (WRITE) at[c] = state[i][c];
-                else state[i][c] = at[c];
-            }
+        if (!four) continue;
+        if (WRITE) *(Four*)at = Four{state[i][0], state[i][1], state[i][2], state[i][3]};
+        else {
+            const float4 held = __ldcg((const float4*)at);
+            state[i][0] = held.x, state[i][1] = held.y, state[i][2] = held.z, state[i][3] = held.w;
         }
     }
+    if (four) return;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i)
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) {
+            float* const at = stored + (u64)i * v_width + c;
+            if (i >= rows || c >= columns) continue;
+            if (WRITE) *at = state[i][c];
+            else state[i][c] = __ldcg(at);
+        }
 }
 
 // One row: changes the state, and returns y of the lane's column `answer` in the lanes whose bit 4 is set.
 template <u32 FOURS>
-__device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row, u32 k_width, u32 answer) {
-    float q[8], k[8], qq = 0.0f, kk = 0.0f, key_query = 0.0f;
+__device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row, const Gates& gates, u32 k_width,
+                                       u32 answer) {
+    float q[8], k[8], qq = 0.0f, kk = 0.0f, kq = 0.0f, seen[4] = {}, out[4] = {};
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
         q[i] = element(row.q, i), k[i] = element(row.k, i);
         qq = fused(q[i], q[i], qq);
         kk = fused(k[i], k[i], kk);
-    }
-    const float q_scale = unit_scale(column_sum<FOURS>(qq)), k_scale = unit_scale(column_sum<FOURS>(kk));
-    const float width_scale = div(1.0f, root((float)k_width));
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        q[i] = mul(mul(q[i], q_scale), width_scale);
-        k[i] = mul(k[i], k_scale);
-        key_query = fused(q[i], k[i], key_query);
-    }
-    key_query = column_sum<FOURS>(key_query);
-    const float decay = exp_of(row.fade);
-
-    float seen[4] = {}, out[4] = {};
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i)
+        kq = fused(k[i], q[i], kq);
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             seen[c] = fused(state[i][c], k[i], seen[c]);
             out[c] = fused(state[i][c], q[i], out[c]);
         }
-    // Each sum ends in the lanes whose bit 4 says which of the two it is, and whose bits 3 and 2 of which column.
+    }
+    // Each sum over the state ends in the lanes whose bit 4 says which of the two it is, and whose bits 3 and 2 of
+    // which column.
     const bool second = lane_id() & 16, upper = lane_id() & 8, right = lane_id() & 4;
     float four[4], two[2];
 #pragma unroll
@@ -105,18 +101,24 @@ __device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row,
     float sum = add(right ? two[1] : two[0], __shfl_xor_sync(WHOLE_WARP, right ? two[0] : two[1], 4));
 #pragma unroll
     for (u32 apart = FOURS; apart < 4; apart *= 2) sum = add(sum, __shfl_xor_sync(WHOLE_WARP, sum, apart));
+    const float q_scale = div(unit_scale(column_sum<FOURS>(qq)), root((float)k_width));
+    const float k_scale = unit_scale(column_sum<FOURS>(kk));
+    const float key_query = mul(column_sum<FOURS>(kq), mul(q_scale, k_scale));
+    sum = mul(sum, second ? q_scale : k_scale);
     float fresh[4];
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) {
         const float total = __shfl_sync(WHOLE_WARP, sum, c * 4 + lane_id() % FOURS);
-        fresh[c] = mul(sub(row.v.value[c], mul(decay, total)), row.beta);
+        fresh[c] = mul(sub(row.v.value[c], mul(gates.decay, total)), gates.beta);
     }
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i)
+    for (u32 i = 0; i < 8; ++i) {
+        const float key = mul(k[i], k_scale);
 #pragma unroll
-        for (u32 c = 0; c < 4; ++c) state[i][c] = fused(k[i], fresh[c], mul(state[i][c], decay));
+        for (u32 c = 0; c < 4; ++c) state[i][c] = fused(key, fresh[c], mul(state[i][c], gates.decay));
+    }
     const float low = answer & 1 ? fresh[1] : fresh[0], high = answer & 1 ? fresh[3] : fresh[2];
-    return fused(key_query, answer & 2 ? high : low, mul(decay, sum));
+    return fused(key_query, answer & 2 ? high : low, mul(gates.decay, sum));
 }
 
 // blockIdx.x: head and tile; blockIdx.y: a row, which leaves unless it is its slot's first.
@@ -132,24 +134,25 @@ template <u32 FOURS> __device__ __forceinline__ void step_slot(const Args& a) {
 
     const u64 first = a.rows.first + blockIdx.y;
     const Fact& fact = a.rows.facts[first];
-    const u32 slot = fact.slot, place = fact.place, run = a.rows.run((u32)first);
+    const u32 slot = __ldcg(&fact.slot), place = __ldcg(&fact.place), count = __ldcg(&fact.count);
     const auto stored = [&](u32 slot) { return a.state_of(slot, head) + (u64)at * a.v_width + column; };
     float state[8][4] = {};
-    for (u64 row = first; row < first + run; ++row) {
-        const Brought brought = bring<FOURS>(a, row, head, column);
-        if (row == first) {
-            if (place != 0) return;
-            move<false>(state, stored(slot), rows, a.v_width, columns);
-        }
-        const float y = recur<FOURS>(state, brought, a.k_width, answer);
+    if (place == 0) move<false>(state, stored(slot), rows, a.v_width, columns);
+    Gates gates(a, first, head);
+    follow();
+    if (place != 0) return;
+    const u64 end = first + least(count, a.rows.count - blockIdx.y);
+    for (u64 row = first;;) {
+        const float y = recur<FOURS>(state, bring<FOURS>(a, row, head, column), gates, a.k_width, answer);
         if (answers) a.y[(row * a.v_heads + head) * a.v_width + column + answer] = narrow(y);
+        if (++row == end) break;
+        gates = Gates(a, row, head);
     }
     move<true>(state, stored(afresh(slot)), rows, a.v_width, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(STEP_WARPS * 32, 9) delta_step(Args a) {
-    let_next_start();
-    wait_for_previous();
     if (a.k_width <= 128) step_slot<2>(a);
     else if (a.k_width <= 256) step_slot<1>(a);
+    else follow();
 }

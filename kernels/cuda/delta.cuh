@@ -25,20 +25,18 @@ struct Args {
     __device__ float* state_of(u32 slot, u32 head) const {
         return state.slot<float>(slot) + (u64)head * k_width * v_width;
     }
-    __device__ float beta(u64 row, u32 head) const { return sigmoid(widen(x[row * stride + beta_at + head])); }
+    __device__ float gate(u64 row, u32 at) const {
+        return widen(bf16{__ldcg((const u16*)(x + row * stride + at))});
+    }
+    __device__ float beta(u64 row, u32 head) const { return sigmoid(gate(row, beta_at + head)); }
     // g.
     __device__ float fade(u64 row, u32 head) const {
-        const float a = widen(x[row * stride + decay_at + head]);
+        const float a = gate(row, decay_at + head);
         return mul(-expf(a_log[head]), softplus(add(a, dt_bias[head])));
     }
 };
 
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-
-// Four neighbouring f32.
-struct alignas(16) Four {
-    float value[4];
-};
 
 // Elements `at ..` of a row of `count`; zero past its end.
 __device__ __forceinline__ Quad eight(const bf16* row, u32 at, u32 count) {
@@ -54,6 +52,11 @@ __device__ __forceinline__ Quad eight(const bf16* row, u32 at, u32 count) {
 __device__ __forceinline__ float element(const Quad& v, u32 e) {
     return e % 2 ? high_of(v.word[e / 2]) : low_of(v.word[e / 2]);
 }
+
+// Four neighbouring f32.
+struct alignas(16) Four {
+    float value[4];
+};
 
 __device__ __forceinline__ float unit_scale(float sum_of_squares) {
     return div(1.0f, root(add(sum_of_squares, 1e-6f)));

@@ -81,7 +81,7 @@ __device__ __forceinline__ void up_one(const bf16* gate_up, u32 tile, const bf16
                                        Depend depend) {
     const Slices slices(hidden, UP_SLICES);
     const Rows row{x, hidden, 1, hidden};
-    narrow_product<1, WARPS, 5>(Tiles(gate_up, slices.units).unit(tile, 0), row, slices, 0, depend,
+    narrow_product<1, WARPS, 1, 1>(Tiles(gate_up, slices.units).unit(tile, 0), row, slices, 0, slices.count, depend,
                                 [&](u32 g, u32, float gate, float up) {
                                     const u32 output = tile * PAIRS + g;
                                     if (output < inner) to[output] = activation(gate, up);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void up_one(const bf16* gate_up, u32 tile, const bf16
 
 // blockIdx.x: a tile; blockIdx.y: a place of a row. The next launch may read the lists of chosen experts before it
 // waits for this one: it starts when they are complete.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up(UpArgs a) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 5) experts_up(UpArgs a) {
     const Sizes& n = a.sizes;
     const u32 tile = blockIdx.x, row = blockIdx.y / (n.k + 1), place = blockIdx.y % (n.k + 1);
     const bf16* const x = a.x + (u64)row * n.hidden;
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) experts_up(UpArgs a)
 }
 
 // blockIdx.x: a tile, and above it a row; blockIdx.y: the half of the inner widths.
-extern "C" __global__ void __launch_bounds__(PLACES * 32, 2) experts_down(DownArgs a) {
+extern "C" __global__ void __launch_bounds__(PLACES * 32, 3) experts_down(DownArgs a) {
     __shared__ float products[PLACES][TILE];
     const Sizes& n = a.sizes;
     const u32 row = blockIdx.x % n.rows, tile = blockIdx.x / n.rows, cut = blockIdx.y;
@@ -123,10 +123,10 @@ extern "C" __global__ void __launch_bounds__(PLACES * 32, 2) experts_down(DownAr
         const u32 held = least(PLACES, n.k + 1 - base), place = base + warp_id();
         const bool shared = place == n.k, mine = place <= n.k;
         const u32 inner = shared ? n.shared_inner : n.inner, half = inner / CUTS, units = ceil_div(half, UNIT);
-        const u32 id = mine && !shared ? ids[place] : 0;
+        const u32 id = mine && !shared ? __ldcg(ids + place) : 0;
         const bool exists = shared || id < n.experts;
         const bf16* const expert = shared ? a.shared_down : a.down + (u64)id * tiles * units * CUTS * TILE * UNIT;
-        Stream<2> weights(Tiles(expert, units * CUTS).unit(tile, cut * units), mine && exists ? units : 0);
+        Stream<1, 0> weights(Tiles(expert, units * CUTS).unit(tile, cut * units), mine && exists ? units : 0);
         if (!waited) {
             let_next_start();
             wait_for_previous();

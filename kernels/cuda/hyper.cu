@@ -1,11 +1,10 @@
 // The twins of kernels/src/hyper.rs, which holds the contracts.
+#include "cluster.cuh"
 #include "tiles.cuh"
 
 struct DownArgs {
     const bf16* normed;
     const bf16* down;
-    float* parts;
-    u32* tickets;
     bf16* low;
     float* inject;
     u32 rows, streams, hidden, rank;
@@ -23,10 +22,27 @@ struct UpArgs {
 static_assert(sizeof(UpArgs) == ARGS_BYTES_hyper_up);
 static_assert(sizeof(UpArgs) == ARGS_BYTES_hyper_up_prompt);
 
+// Warps of a panel's block.
 constexpr u32 WARPS = 8;
-// Slices of the long sum at most: 8 for every block that shares it.
-constexpr u32 DOWN_SLICES = 80;
+// A cluster shares the long sum: each block takes some of its slices, in a decode round a warp for each.
+constexpr u32 DOWN_WARPS = 10;
+constexpr u32 DOWN_SLICES = CLUSTER * DOWN_WARPS;
+// Rows of a block in a decode round.
+constexpr u32 DOWN_ROWS = 16;
 constexpr u32 UP_WARPS = 4;
+// Units that a warp holds.
+constexpr u32 UP_UNITS = 5;
+
+// How the long sum is shared: slices of a block, and blocks that have any.
+struct Shares {
+    Slices slices;
+    u32 each, count;
+
+    __device__ Shares(u32 width)
+        : slices(width, DOWN_SLICES), each(ceil_div(slices.count, CLUSTER)), count(ceil_div(slices.count, each)) {}
+    __device__ u32 from(u32 part) const { return least(part * each, slices.count); }
+    __device__ u32 length(u32 part) const { return from(part + 1) - from(part); }
+};
 
 // Stores one sum of output `output` and row `row`.
 __device__ __forceinline__ void put(const DownArgs& a, u32 output, u32 row, float sum) {
@@ -35,84 +51,84 @@ __device__ __forceinline__ void put(const DownArgs& a, u32 output, u32 row, floa
     else a.inject[(u64)row * a.streams + output - a.rank] = mul(2.0f, sigmoid(mean));
 }
 
-// Whether this block is the last of those that share a sum: all their parts can be read then. Ready for the
-// next launch afterwards.
-__device__ __forceinline__ bool last_to_come(u32* ticket, u32 blocks) {
-    __shared__ u32 came;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        came = atomicAdd(ticket, 1);
-        if (came + 1 == blocks) *ticket = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return came + 1 == blocks;
-}
-
-// The sum of the parts of one output and row, in order. `outputs` of each row lie together.
-__device__ __forceinline__ float whole(const DownArgs& a, u32 output, u32 row, u32 outputs) {
-    float sum = 0.0f;
-    for (u32 split = 0; split < gridDim.y; ++split) {
-        const float part = __ldcg(a.parts + ((u64)split * a.rows + row) * outputs + output);
-        sum = split == 0 ? part : add(sum, part);
-    }
-    return sum;
-}
-
+// A tile by up to 8 * NT rows. Every sum is added up by one block, in whose `parts` those of all meet.
 template <u32 NT>
-__device__ __forceinline__ void down_some(const DownArgs& a, const Quad* tile, const Rows& x, const Slices& slices,
-                                          u32 first_row, u32 outputs) {
-    const u32 first = blockIdx.x * TILE;
-    narrow_product<NT, WARPS, 2>(tile, x, slices, blockIdx.y * WARPS, Depend(),
-                                 [&](u32 g, u32 r, float low, float high) {
-                                     const u64 row = first_row + r;
-                                     if (gridDim.y == 1) {
-                                         if (first + g < outputs) put(a, first + g, row, low);
-                                         if (first + g + 8 < outputs) put(a, first + g + 8, row, high);
-                                         return;
-                                     }
-                                     float* const part = a.parts + (blockIdx.y * a.rows + row) * outputs + first + g;
-                                     if (first + g < outputs) part[0] = low;
-                                     if (first + g + 8 < outputs) part[8] = high;
-                                 });
-    if (gridDim.y == 1) return;
-    if (!last_to_come(a.tickets + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y)) return;
-    for (u32 i = threadIdx.x; i < TILE * x.count; i += WARPS * 32) {
-        const u32 output = first + i % TILE, row = first_row + i / TILE;
-        if (output < outputs) put(a, output, row, whole(a, output, row, outputs));
+__device__ __forceinline__ void down_some(const DownArgs& a, const Rows& x, u32 first_row, u32 outputs,
+                                          float (&parts)[CLUSTER][TILE * DOWN_ROWS / RANKS]) {
+    const u32 rank = cluster_rank(blockIdx.y), first = blockIdx.x * TILE;
+    const Shares shares(x.columns);
+    const Quad* const tile = Tiles(a.down, shares.slices.units).unit(blockIdx.x, 0);
+    // A block's memory can be written once it has come.
+    cluster_arrive();
+    for (u32 part = rank; part < CLUSTER; part += RANKS) {
+        const auto depend = [&] {
+            follow();
+            cluster_wait();
+        };
+        narrow_product<NT, DOWN_WARPS, 2, 2>(tile, x, shares.slices, shares.from(part), shares.length(part), depend,
+                                          [&](u32 g, u32 r, float low, float high) {
+                                              const u32 value = r * TILE + g;
+                                              float* const to = peer(&parts[part][value / RANKS], value % RANKS);
+                                              to[0] = low;
+                                              to[8 / RANKS] = high;
+                                          });
+    }
+    cluster_sync();
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i * RANKS + rank < TILE * x.count; i += DOWN_WARPS * 32) {
+        const u32 value = i * RANKS + rank, output = first + value % TILE;
+        float sum = parts[0][i];
+        for (u32 part = 1; part < shares.count; ++part) sum = add(sum, parts[part][i]);
+        if (output < outputs) put(a, output, first_row + value / TILE, sum);
     }
 }
 
-// Tile blockIdx.x, eight slices from 8 * blockIdx.y on, the rows of block blockIdx.z.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) hyper_down(DownArgs a) {
-    const u32 width = a.streams * a.hidden, first = blockIdx.z * NARROW_ROWS;
+// Tile blockIdx.x, the rows of block blockIdx.z.
+extern "C" __global__ void CLUSTERED_ALONG_Y __launch_bounds__(DOWN_WARPS * 32, 2) hyper_down(DownArgs a) {
+    __shared__ float parts[CLUSTER][TILE * DOWN_ROWS / RANKS];
+    if (cluster_rank(blockIdx.y) >= RANKS) return;
+    const u32 width = a.streams * a.hidden, first = blockIdx.z * DOWN_ROWS;
     const u32 outputs = a.rank + (a.inject ? a.streams : 0);
-    const Slices slices(width, DOWN_SLICES);
-    const Quad* const tile = Tiles(a.down, slices.units).unit(blockIdx.x, 0);
-    const Rows x{a.normed + (u64)first * width, width, least(a.rows - first, NARROW_ROWS), width};
-    if (x.count <= 8) down_some<1>(a, tile, x, slices, first, outputs);
-    else if (x.count <= 16) down_some<2>(a, tile, x, slices, first, outputs);
-    else down_some<4>(a, tile, x, slices, first, outputs);
+    const Rows x{a.normed + (u64)first * width, width, least(a.rows - first, DOWN_ROWS), width};
+    if (x.count <= 8) down_some<1>(a, x, first, outputs, parts);
+    else down_some<2>(a, x, first, outputs, parts);
 }
 
-// Panel blockIdx.x, row panels first, eight slices from 8 * blockIdx.y on.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) hyper_down_prompt(DownArgs a) {
+// Panel blockIdx.x, row panels first.
+extern "C" __global__ void CLUSTERED_ALONG_Y __launch_bounds__(WARPS * 32, 2) hyper_down_prompt(DownArgs a) {
+    constexpr u32 THREADS = WARPS * 32, OWN = Panel::OUTPUTS * Panel::ROWS / THREADS / RANKS;
+    const u32 rank = cluster_rank(blockIdx.y);
+    if (rank >= RANKS) return;
     const u32 width = a.streams * a.hidden, panels = ceil_div(a.rows, Panel::ROWS);
     const u32 first_row = blockIdx.x % panels * Panel::ROWS, tile = blockIdx.x / panels * Panel::TILES;
     const u32 outputs = a.rank + (a.inject ? a.streams : 0), first = tile * TILE;
-    const Slices slices(width, DOWN_SLICES);
+    const Shares shares(width);
     const Rows x{a.normed + (u64)first_row * width, width, least(a.rows - first_row, Panel::ROWS), width};
-    const float* const sums = Panel::product(
-        Tiles(a.down, slices.units), tile, ceil_div(outputs, TILE) - 1, 0, [&](u32 i) { return x.row(i); }, width,
-        x.aligned(), slices, blockIdx.y * WARPS, least(blockIdx.y * WARPS + WARPS, slices.count), Depend());
-    for (u32 r = warp_id(); r < x.count; r += WARPS)
-        for (u32 o = lane_id(); o < Panel::OUTPUTS && first + o < outputs; o += 32)
-            a.parts[((u64)blockIdx.y * a.rows + first_row + r) * outputs + first + o] = sums[r * Panel::SUM_PITCH + o];
-    if (!last_to_come(a.tickets + blockIdx.x, gridDim.y)) return;
-    for (u32 r = warp_id(); r < x.count; r += WARPS)
-        for (u32 o = lane_id(); o < Panel::OUTPUTS && first + o < outputs; o += 32)
-            put(a, first + o, first_row + r, whole(a, first + o, first_row + r, outputs));
+    // The sums that this thread adds up: value i * THREADS + threadIdx.x of those of its block.
+    float own[OWN];
+    for (u32 part = rank; part < CLUSTER; part += RANKS) {
+        float* const sums = Panel::product(
+            Tiles(a.down, shares.slices.units), tile, ceil_div(outputs, TILE) - 1, 0, [&](u32 i) { return x.row(i); },
+            width, x.aligned(), shares.slices, shares.from(part), shares.from(part + 1), Depend());
+        cluster_sync();
+#pragma unroll
+        for (u32 i = 0; i < OWN; ++i) {
+            const u32 value = (i * RANKS + rank) * THREADS + threadIdx.x;
+            float* const mine = sums + value / Panel::OUTPUTS * Panel::SUM_PITCH + value % Panel::OUTPUTS;
+            for (u32 other = part - rank; other < least(part - rank + RANKS, shares.count); ++other) {
+                const float sum = *peer(mine, other % RANKS);
+                own[i] = other == 0 ? sum : add(own[i], sum);
+            }
+        }
+        // Nobody leaves, or starts anew, while another reads here.
+        cluster_sync();
+    }
+#pragma unroll
+    for (u32 i = 0; i < OWN; ++i) {
+        const u32 value = (i * RANKS + rank) * THREADS + threadIdx.x;
+        const u32 row = value / Panel::OUTPUTS, output = first + value % Panel::OUTPUTS;
+        if (row < x.count && output < outputs) put(a, output, first_row + row, own[i]);
+    }
 }
 
 // Tiles hold the same outputs of all streams: `per` of them, stream by stream.
@@ -122,48 +138,66 @@ __device__ __forceinline__ u32 outputs_per_tile(u32 streams) {
     return TILE / groups;
 }
 
+// What a stream brings to an output.
+__device__ __forceinline__ float share(float sum, bf16 n) { return mul(sigmoid(r16(sum)), widen(n)); }
+
 // Mixes one output of one row: `sums` are those of the first stream, `pitch` apart for the others.
 __device__ __forceinline__ void mix(const UpArgs& a, u32 output, u32 row, const float* sums, u32 pitch) {
     const bf16* const n = a.normed + (u64)row * a.streams * a.hidden + output;
     float mixed = 0.0f;
     for (u32 stream = 0; stream < a.streams; ++stream)
-        mixed = add(mixed, mul(sigmoid(r16(sums[stream * pitch])), widen(n[stream * a.hidden])));
+        mixed = add(mixed, share(sums[stream * pitch], n[stream * a.hidden]));
     a.mixed[(u64)row * a.hidden + output] = narrow(div(mixed, (float)a.streams));
 }
 
-// A tile per warp, its sum in one slice.
-template <u32 NT> __device__ __forceinline__ void up_some(const UpArgs& a, u32 first_row, u32 rows) {
-    const u32 lane = lane_id(), per = outputs_per_tile(a.streams), tiles = ceil_div(a.hidden, per);
-    const u32 tile = blockIdx.x * UP_WARPS + warp_id();
+// A tile per warp, its sum in one slice, by the rows of block blockIdx.y, eight at a time: a lane holds weight rows g
+// and g + 8 of the tile by rows 2t and 2t + 1.
+extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 3) hyper_up(UpArgs a) {
+    const u32 lane = lane_id(), g = lane / 4, per = outputs_per_tile(a.streams), tiles = ceil_div(a.hidden, per);
+    const u32 tile = blockIdx.x * UP_WARPS + warp_id(), shift = __ffs(per) - 1;
     const Slices slices(a.rank, 1);
-    Stream<NT == 1 ? 5 : NT == 2 ? 4 : 3> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
+    Stream<UP_UNITS, 3> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
     follow();
-    const Rows low{a.low + (u64)first_row * a.rank, a.rank, rows, a.rank};
-    const bf16* x[NT];
+    const u32 begin = blockIdx.y * NARROW_ROWS, end = least(a.rows, begin + NARROW_ROWS);
+#pragma unroll 1
+    for (u32 first = begin; first < end; first += 8) {
+        const Rows low{a.low + (u64)first * a.rank, a.rank, end - first, a.rank};
+        // Units that were not all held at once, or were read piece by piece, start anew.
+        if (first > begin && !(slices.units <= UP_UNITS && a.rank % 16 == 0 && low.aligned())) weights.start(weights.from + afresh(0));
+        const bf16* const x[1] = {low.row(g)};
+        bf16 normed[4];
 #pragma unroll
-    for (u32 n = 0; n < NT; ++n) x[n] = low.row(n * 8 + lane / 4);
-    float sums[NT][4] = {};
-    weights.multiply(sums, x, 0, a.rank, low.aligned());
-    if (tile >= tiles) return;
-
-    constexpr u32 PITCH = NT * 8 + 1;
-    float* const mine = (float*)pool + warp_id() * TILE * PITCH;
+        for (u32 v = 0; v < 4; ++v) {
+            const u32 at = g + v / 2 * 8, stream = at >> shift, output = tile * per + (at & (per - 1));
+            const u32 row = first + lane % 4 * 2 + v % 2;
+            const bool live = row < end && stream < a.streams && output < a.hidden;
+            normed[v] = live ? a.normed[((u64)row * a.streams + stream) * a.hidden + output] : bf16{0};
+        }
+        float sums[1][4] = {};
+        weights.multiply(sums, x, 0, a.rank, low.aligned());
 #pragma unroll
-    for (u32 v = 0; v < NT * 4; ++v)
-        mine[(lane / 4 + v % 4 / 2 * 8) * PITCH + v / 4 * 8 + lane % 4 * 2 + v % 2] = sums[v / 4][v % 4];
-    __syncwarp();
-    for (u32 i = lane; i < per * rows; i += 32) {
-        const u32 r = i / per, o = i % per;
-        if (tile * per + o < a.hidden) mix(a, tile * per + o, first_row + r, mine + o * PITCH + r, per * PITCH);
+        for (u32 v = 0; v < 4; ++v) sums[0][v] = share(sums[0][v], normed[v]);
+        // Output `out` of the tile, by two rows: streams in order.
+#pragma unroll 1
+        for (u32 out = g; out - g < per; out += 8) {
+            float mixed[2] = {};
+#pragma unroll 1
+            for (u32 stream = 0; stream < a.streams; ++stream) {
+                const u32 at = stream * per + out, from = at % 8 * 4 + lane % 4;
+                float of[4];
+#pragma unroll
+                for (u32 v = 0; v < 4; ++v) of[v] = __shfl_sync(WHOLE_WARP, sums[0][v], from);
+#pragma unroll
+                for (u32 r = 0; r < 2; ++r) mixed[r] = add(mixed[r], at < 8 ? of[r] : of[r + 2]);
+            }
+#pragma unroll
+            for (u32 r = 0; r < 2; ++r) {
+                const u32 output = tile * per + out, row = first + lane % 4 * 2 + r;
+                if (out < per && output < a.hidden && row < end)
+                    a.mixed[(u64)row * a.hidden + output] = narrow(div(mixed[r], (float)a.streams));
+            }
+        }
     }
-}
-
-// Four tiles by the rows of block blockIdx.y.
-extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 4) hyper_up(UpArgs a) {
-    const u32 first = blockIdx.y * NARROW_ROWS, rows = least(a.rows - first, NARROW_ROWS);
-    if (rows <= 8) up_some<1>(a, first, rows);
-    else if (rows <= 16) up_some<2>(a, first, rows);
-    else up_some<4>(a, first, rows);
 }
 
 // Panel blockIdx.x, row panels first.

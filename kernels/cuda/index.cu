@@ -230,9 +230,11 @@ extern "C" __global__ void __launch_bounds__(SCORE_WARPS * 32) index_score(Score
 
 constexpr u32 TOP_THREADS = 1024;
 
-// One block per row. A score is not negative, so its bits order like it.
+// One block per row. A score is not negative, so its bits order like it. The next launch may read what the launches
+// before this one wrote before it waits for this one: it starts when that is complete.
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) index_top(TopArgs a) {
-    follow();
+    wait_for_previous();
+    let_next_start();
     constexpr u32 WARPS = TOP_THREADS / 32;
     __shared__ u32 bins[BINS], above[WARPS], equal[WARPS];
     const Pages& pages = a.pages;

@@ -10,13 +10,6 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The nearest bf16 of two numbers, the first one low; a NaN stays one.
-__device__ __forceinline__ u32 narrow_two(float low, float high) {
-    u32 v;
-    asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(v) : "f"(high), "f"(low));
-    return v;
-}
-
 // Transposes an 8 x 8 matrix of bf16, of which lane (g, t) holds columns 2t, 2t + 1 of row g.
 __device__ __forceinline__ u32 transposed(u32 v) {
     u32 out;

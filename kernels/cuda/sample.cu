@@ -122,7 +122,7 @@ struct Row {
 
     // Calls `f(id, logit)` for this thread's share of the ids below `ids`.
     template <class F> __device__ __forceinline__ void each(u32 ids, F f) const {
-        for (u32 at = (cluster_rank() * THREADS + threadIdx.x) * 8; at < ids; at += RANKS * THREADS * 8) {
+        for (u32 at = (cluster_rank(blockIdx.x) * THREADS + threadIdx.x) * 8; at < ids; at += RANKS * THREADS * 8) {
             const Few<8> few = load_few<8>(logits, at, vocab, whole_logits);
 #pragma unroll
             for (u32 i = 0; i < 8; ++i)
@@ -350,7 +350,7 @@ __device__ void report(const Row& row, u32 choices, u32 count, float max, Logpro
     });
     collect(list, all);
     // Their place is how many are better.
-    if (cluster_rank() != 0 || threadIdx.x >= count) return;
+    if (cluster_rank(blockIdx.x) != 0 || threadIdx.x >= count) return;
     const u64 mine = all[threadIdx.x];
     u32 place = 0;
     for (u32 i = 0; i < count; ++i) place += all[i] > mine;
@@ -363,7 +363,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) sample(Args a) {
     follow();
     __shared__ Bias biases[BIASES];
     __shared__ u32 biased[BITS / 32];
-    const u32 in_launch = blockIdx.x / CLUSTER, rank = cluster_rank();
+    const u32 in_launch = blockIdx.x / CLUSTER, rank = cluster_rank(blockIdx.x);
     if (rank >= RANKS) return;
     const Fact& fact = a.rows.facts[a.rows.first + in_launch];
     const Sampling options = a.sampling[fact.first];

@@ -58,19 +58,28 @@ struct Strip {
     Quad half[2];
 };
 
-// Columns from .. from + 15 of a row, which can be read in one go; zero for no row.
-__device__ __forceinline__ Strip strip_of(const bf16* row, u32 from) {
-    if (row == nullptr) return Strip{};
+// Columns from .. from + 15 of a row, which can be read in one go; zero for no row and past the last column.
+__device__ __forceinline__ Strip strip_of(const bf16* row, u32 from, u32 columns) {
+    if (row == nullptr || from >= columns) return Strip{};
     return Strip{((const Quad*)(row + from))[0], ((const Quad*)(row + from))[1]};
 }
 
-// As `strip_of`, for rows of any alignment and length.
+// As `strip_of`, for rows of any alignment and length. Rare, so its code is short rather than fast.
 __device__ __forceinline__ Strip ragged_strip(const bf16* row, u32 from, u32 columns) {
-    Strip strip = {};
-    if (row == nullptr) return strip;
+    u64 words[4] = {};
+    if (row != nullptr) {
+#pragma unroll 1
+        for (u32 i = 16; i-- > 0;) {
+            const u32 next = from + i < columns ? row[from + i].bits : 0;
+            words[3] = words[3] << 16 | words[2] >> 48;
+            words[2] = words[2] << 16 | words[1] >> 48;
+            words[1] = words[1] << 16 | words[0] >> 48;
+            words[0] = words[0] << 16 | next;
+        }
+    }
+    Strip strip;
 #pragma unroll
-    for (u32 i = 0; i < 16; ++i)
-        if (from + i < columns) strip.half[i / 8].word[i % 8 / 2] |= (u32)row[from + i].bits << 16 * (i % 2);
+    for (u32 i = 0; i < 8; ++i) strip.half[i / 4].word[i % 4] = (u32)(words[i / 2] >> 32 * (i % 2));
     return strip;
 }
 
@@ -81,8 +90,9 @@ __device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], co
             x.half[j / 2].word[j % 2 * 2 + 1]);
 }
 
-// A run of units of one tile on its way through the registers of a warp, DEPTH of them at a time.
-template <u32 DEPTH> struct Stream {
+// A run of units of one tile on its way through the registers of a warp, DEPTH of them at a time; rows are read LEAD
+// units ahead, if there are no more than eight.
+template <u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
     Quad held[DEPTH][4];
     const Quad* from;
     u32 count;
@@ -109,29 +119,27 @@ template <u32 DEPTH> struct Stream {
     template <u32 NT>
     __device__ __forceinline__ void multiply(float (&sums)[NT][4], const bf16* const (&x)[NT], u32 column, u32 columns,
                                              bool aligned, const Quad* next = nullptr) {
-        // Rows are read one unit ahead where there are registers for it.
-        constexpr bool AHEAD = NT == 1;
+        constexpr u32 AHEAD = NT > 1 ? 0 : LEAD;
         const u32 at = column + lane_id() % 4 * 16;
-        const u32 whole = aligned && column < columns ? least(count, (columns - column) / UNIT) : 0;
-        Strip ahead[1];
-        if constexpr (AHEAD) {
-#pragma unroll
-            for (u32 n = 0; n < NT; ++n) ahead[n] = strip_of(whole > 0 ? x[n] : nullptr, at);
-        }
+        const u32 whole = aligned && columns % 16 == 0 ? count : 0;
+        const auto strip = [&](u32 n, u32 unit) { return strip_of(x[n], at + unit * UNIT, columns); };
+#pragma unroll 1
         for (u32 base = 0; base < whole; base += DEPTH) {
+            Strip ahead[AHEAD + 1];
+            if constexpr (AHEAD > 0) {
+#pragma unroll
+                for (u32 d = 0; d < AHEAD; ++d) ahead[d] = strip(0, base + d);
+            }
 #pragma unroll
             for (u32 d = 0; d < DEPTH; ++d) {
                 const u32 unit = base + d;
                 if (unit >= whole) break;
+                if constexpr (AHEAD > 0) {
+                    mma_unit(sums[0], held[d], ahead[d % AHEAD]);
+                    if (d + AHEAD < DEPTH) ahead[d % AHEAD] = strip(0, unit + AHEAD);
+                } else {
 #pragma unroll
-                for (u32 n = 0; n < NT; ++n) {
-                    if constexpr (AHEAD) {
-                        const Strip strip = ahead[n];
-                        if (unit + 1 < whole) ahead[n] = strip_of(x[n], at + (unit + 1) * UNIT);
-                        mma_unit(sums[n], held[d], strip);
-                    } else {
-                        mma_unit(sums[n], held[d], strip_of(x[n], at + unit * UNIT));
-                    }
+                    for (u32 n = 0; n < NT; ++n) mma_unit(sums[n], held[d], strip(n, unit));
                 }
                 if (unit + DEPTH < whole) load(from, d, unit + DEPTH);
                 else if (next) load(next, d, d);
@@ -174,35 +182,35 @@ __device__ __forceinline__ void add_slices(const float (&sums)[NT][4], u32 buffe
     }
 }
 
-// Narrow: one tile, `tile` being its first unit, by up to 8 * NT rows, a warp per slice, slices first .. first +
-// WARPS - 1; `store` as `add_slices` says. `depend` is called when weights are on their way and before x is read.
-template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
+// Narrow: one tile, `tile` being its first unit, by up to 8 * NT rows, a warp per slice, `count` slices from `first`
+// on; `store` as `add_slices` says. `depend` is called when weights are on their way and before x is read.
+template <u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
 __device__ __forceinline__ void narrow_product(const Quad* tile, const Rows& x, const Slices& slices, u32 first,
-                                               Depend depend, Store store) {
+                                               u32 count, Depend depend, Store store) {
     const u32 slice = first + warp_id();
-    Stream<DEPTH> weights(tile + slices.from(slice) * UNIT_QUADS, slices.length(slice));
+    Stream<DEPTH, LEAD> weights(tile + slices.from(slice) * UNIT_QUADS, warp_id() < count ? slices.length(slice) : 0);
     depend();
     const bf16* rows[NT];
 #pragma unroll
     for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane_id() / 4);
     float sums[NT][4] = {};
     weights.multiply(sums, rows, slices.from(slice) * UNIT, x.columns, x.aligned());
-    add_slices<NT, WARPS>(sums, 0, least(WARPS, slices.count - first), x.count, store);
+    add_slices<NT, WARPS>(sums, 0, count, x.count, store);
 }
 
 // As `narrow_product` with all slices, for tiles `tile`, `tile + stride`, ... below `tiles`, from unit `unit` of each
 // on: while a tile's slices are added up, the next one's units are on their way. `store(tile, g, r, low, high)`.
-template <u32 NT, u32 WARPS, u32 DEPTH, class Depend, class Store>
+template <u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
 __device__ __forceinline__ void narrow_products(const Tiles& w, u32 tile, u32 tiles, u32 stride, u32 unit, const Rows& x,
                                                 const Slices& slices, Depend depend, Store store) {
     const u32 lane = lane_id(), start = unit + slices.from(warp_id());
-    Stream<DEPTH> weights(w.unit(tile, start), slices.length(warp_id()));
+    Stream<DEPTH, LEAD> weights(w.unit(tile, start), slices.length(warp_id()));
     depend();
     const bf16* rows[NT];
 #pragma unroll
     for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane / 4);
     // Rows that must be read piece by piece take registers that units on their way would need.
-    const bool smooth = x.aligned() && x.columns % UNIT == 0;
+    const bool smooth = x.aligned() && x.columns % 16 == 0;
     for (u32 turn = 0; tile < tiles; tile += stride, ++turn) {
         weights.from = w.unit(tile, start) + lane;
         if (!smooth && turn > 0) weights.start(weights.from);
@@ -233,7 +241,7 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
     // by rows `row(0 .. ROWS)`, null where there is none, from column 0 on. Leaves sums in shared memory:
     // [ROWS][SUM_PITCH].
     template <class Row, class Depend>
-    __device__ static __forceinline__ const float* product(const Tiles& w, u32 tile, u32 last, u32 first, Row row,
+    __device__ static __forceinline__ float* product(const Tiles& w, u32 tile, u32 last, u32 first, Row row,
                                                            u32 columns, bool aligned, const Slices& slices,
                                                            u32 slice_from, u32 slice_to, Depend depend) {
         const u32 lane = lane_id(), g = lane / 4, t = lane % 4;

@@ -9,16 +9,15 @@ use rayon::prelude::*;
 
 use crate::matrix::{Columns, product};
 use crate::numerics::{Element, sigmoid, silu, widened};
-use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
-use crate::tiles::{Matrix, NARROW_ROWS, UNIT};
+use crate::source::{self, CLUSTER, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
+use crate::tiles::{Matrix, NARROW_ROWS};
 
 /// Rows that one thread mixes at least.
 const MIX_ROWS: usize = 16;
 
-/// Slices of the first half's sum at most, for its CUDA twin: eight for each of the blocks that share it.
-pub(crate) const DOWN_SLICES: usize = 80;
-/// Slices of one of those blocks.
-const SLICES_OF_BLOCK: usize = 8;
+/// Of the first half's CUDA twin: warps and rows of a block. A cluster of blocks shares every sum.
+pub(crate) const DOWN_WARPS: u32 = 10;
+pub(crate) const DOWN_ROWS: usize = 16;
 /// Tiles of a block of the second half's CUDA twin, a warp for each.
 pub(crate) const UP_WARPS: u32 = 4;
 
@@ -29,10 +28,8 @@ pub(crate) const UP_WARPS: u32 = 4;
 /// inject[t, s] = 2 * sigmoid(r16(sum over k of down[rank + s, k] * n[t, k]) / streams)      unless null
 /// ```
 /// Shapes     n: `[rows, streams * hidden]` (normed), down: `[rank + streams, streams * hidden]` in the device's
-///            order, the last rows only with inject, d: `[rows, rank]`, elements; inject: `[rows, streams]` f32;
-///            parts: [`parts`] f32, tickets: [`tickets`] of u32
-/// Effects    writes all of d, and of inject unless null (the mixer before the head); a CUDA device leaves
-///            sums of its own in parts, and tickets as they were: zero
+///            order, the last rows only with inject, d: `[rows, rank]`, elements; inject: `[rows, streams]` f32
+/// Effects    writes all of d, and of inject unless null (the mixer before the head)
 /// Source     MODEL: hyper-connections
 pub struct MixDown<E, const PROMPT: bool = false>(PhantomData<E>);
 
@@ -47,10 +44,6 @@ pub struct DownArgs {
     pub normed: Ptr<u8>,
     /// down.
     pub down: Ptr<u8>,
-    /// parts.
-    pub parts: Ptr<f32>,
-    /// tickets.
-    pub tickets: Ptr<u32>,
     /// d.
     pub low: Ptr<u8>,
     /// inject, or null.
@@ -65,22 +58,6 @@ pub struct DownArgs {
     pub rank: u32,
 }
 
-/// How many blocks share a sum over `width` columns.
-fn splits(width: usize) -> usize {
-    let units = width.div_ceil(UNIT);
-    units.div_ceil(units.div_ceil(DOWN_SLICES)).div_ceil(SLICES_OF_BLOCK)
-}
-
-/// Numbers that a CUDA device needs beside, for so many rows.
-pub fn parts(rows: usize, streams: usize, hidden: usize, rank: usize) -> usize {
-    splits(streams * hidden) * rows * (rank + streams)
-}
-
-/// Tickets that a CUDA device needs beside, for so many rows: all zero at first.
-pub fn tickets(rows: usize, streams: usize, rank: usize) -> usize {
-    Matrix::plain(rank + streams, 1).tiles() * rows.div_ceil(NARROW_ROWS)
-}
-
 impl<E: Element, const PROMPT: bool> Kernel for MixDown<E, PROMPT> {
     type Args = DownArgs;
     const NAME: &'static str = if PROMPT { "hyper_down_prompt" } else { "hyper_down" };
@@ -88,8 +65,8 @@ impl<E: Element, const PROMPT: bool> Kernel for MixDown<E, PROMPT> {
     const TWIN: Option<Twin> = source::shared_twin::<E>(
         &source::HYPER,
         Self::NAME,
-        256,
-        if PROMPT { PANEL_SHARED } else { 8 * 32 * 16 * 4 },
+        if PROMPT { 256 } else { DOWN_WARPS * 32 },
+        if PROMPT { PANEL_SHARED } else { DOWN_WARPS * 32 * DOWN_ROWS as u32 / 2 * 4 },
     );
 
     fn check(args: &DownArgs) -> Result<(), String> {
@@ -100,10 +77,9 @@ impl<E: Element, const PROMPT: bool> Kernel for MixDown<E, PROMPT> {
         let (rows, streams) = (args.rows as usize, args.streams as usize);
         let outputs = args.rank as usize + if args.inject.is_null() { 0 } else { streams };
         let tiles = Matrix::plain(outputs, 1).tiles();
-        let splits = splits(streams * args.hidden as usize);
         match PROMPT {
-            true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), splits),
-            false => Grid::space(tiles, splits, rows.div_ceil(NARROW_ROWS)),
+            true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), CLUSTER),
+            false => Grid::space(tiles, CLUSTER, rows.div_ceil(DOWN_ROWS)),
         }
     }
 
@@ -175,7 +151,7 @@ impl<E: Element, const PROMPT: bool> Kernel for MixUp<E, PROMPT> {
         &source::HYPER,
         Self::NAME,
         if PROMPT { 256 } else { UP_WARPS * 32 },
-        if PROMPT { PANEL_SHARED } else { UP_WARPS * 16 * 33 * 4 },
+        if PROMPT { PANEL_SHARED } else { 0 },
     );
 
     fn check(args: &UpArgs) -> Result<(), String> {

@@ -71,7 +71,7 @@ impl Args {
         let tiles = Matrix::plain(outputs, inner).tiles();
         match prompt {
             true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts),
-            false => Grid::space(blocks(tiles), cuts, rows.div_ceil(NARROW_ROWS)),
+            false => Grid::space(blocks(tiles), cuts, rows.div_ceil(if cuts == 1 { NARROW_ROWS } else { CUT_ROWS })),
         }
     }
 
@@ -98,6 +98,9 @@ const fn twin<E: Element>(symbol: &'static str, prompt: bool) -> Option<Twin> {
 
 /// Two buffers of the partial sums of 8 warps over 32 rows.
 const NARROW_SHARED: u32 = 2 * 8 * 32 * 16 * 4;
+
+/// Rows that a block takes of a linear layer that is cut.
+pub(crate) const CUT_ROWS: usize = 16;
 
 /// Blocks that fill the largest devices: two for each of 132 multiprocessors.
 const BLOCKS: usize = 264;

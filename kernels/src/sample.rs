@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
 use crate::numerics::{Element, before, widened};
-use crate::source;
+use crate::source::{self, CLUSTER};
 use crate::spread;
 use crate::state::{Part, RowRange};
 use crate::table::{BIASES, Bias, Fact, Head, IN_PROMPT, Outcome, Sampling, TOPS};
@@ -108,9 +108,6 @@ pub struct MarkArgs {
 /// Threads of a block of the CUDA twin of [`Mark`].
 const THREADS: u32 = 128;
 
-/// Blocks of the CUDA twin of [`Sample`] that share a row.
-pub(crate) const CLUSTER: u32 = 8;
-
 impl<E: Element> Kernel for Sample<E> {
     type Args = Args;
     const NAME: &'static str = "sample";
@@ -126,7 +123,7 @@ impl<E: Element> Kernel for Sample<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        Grid::line(args.rows.len() * CLUSTER as usize)
+        Grid::line(args.rows.len() * CLUSTER)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {

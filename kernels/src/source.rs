@@ -146,6 +146,9 @@ pub(crate) const fn shared_twin<E: Element>(
     }
 }
 
+/// Blocks of a cluster, where blocks work together.
+pub(crate) const CLUSTER: usize = 8;
+
 /// Tiles and rows of a panel: what a block of a prompt's matrix product computes.
 pub(crate) const PANEL_TILES: usize = 8;
 pub(crate) const PANEL_ROWS: usize = 64;
@@ -198,14 +201,16 @@ mod tests {
         let tiles = INCLUDES.iter().find(|(name, _)| *name == "tiles.cuh").expect("it is listed").1;
         let cluster = INCLUDES.iter().find(|(name, _)| *name == "cluster.cuh").expect("it is listed").1;
         let constants = [
-            (cluster, "CLUSTER", sample::CLUSTER),
+            (cluster, "CLUSTER", CLUSTER as u32),
             (tiles, "NARROW_ROWS", tiles::NARROW_ROWS as u32),
             (tiles, "TILE", tiles::TILE as u32),
             (tiles, "UNIT", tiles::UNIT as u32),
             (EXPERTS.text, "PLACES", experts::PLACES),
             (ROUTER.text, "EXPERTS", router::CUDA_EXPERTS),
             (ROUTER.text, "CHOICES", router::CUDA_CHOICES),
-            (HYPER.text, "DOWN_SLICES", hyper::DOWN_SLICES as u32),
+            (HYPER.text, "DOWN_WARPS", hyper::DOWN_WARPS),
+            (HYPER.text, "DOWN_ROWS", hyper::DOWN_ROWS as u32),
+            (LINEAR.text, "CUT_ROWS", linear::CUT_ROWS as u32),
             (HYPER.text, "UP_WARPS", hyper::UP_WARPS),
             (ATTEND.text, "HEADS", attend::HEADS),
             (ATTEND.text, "SPAN", attend::SPAN as u32),

@@ -542,20 +542,9 @@ impl<'a> Body<'a> {
         let (c, b) = (self.c, self.b);
         let (rows, streams) = (rows as u32, c.hc_count as u32);
         let (hidden, rank) = (c.hidden_size as u32, c.hc_lowrank as u32);
-        let (parts, tickets, low) = (b.mix_parts, b.mix_tickets, b.low);
+        let low = b.low;
         let inject = if w.injects { b.inject } else { Ptr::NULL };
-        let args = hyper::DownArgs {
-            normed,
-            down: w.down,
-            parts,
-            tickets,
-            low,
-            inject,
-            rows,
-            streams,
-            hidden,
-            rank,
-        };
+        let args = hyper::DownArgs { normed, down: w.down, low, inject, rows, streams, hidden, rank };
         route!(self, hyper::MixDown, hyper::MixDownPrompt, &args)?;
         let args = hyper::UpArgs { low, up: w.up, normed, mixed, rows, streams, hidden, rank };
         route!(self, hyper::MixUp, hyper::MixUpPrompt, &args)

@@ -3,7 +3,6 @@
 use graph::{Arena, Device, Ptr, Region};
 use kernels::attend::parts;
 use kernels::delta::READY;
-use kernels::hyper;
 use kernels::index::split;
 use kernels::numerics::{CUTS, ElementType};
 use kernels::table::{Fact, Outcome, PAGE, Table, TableLayout};
@@ -54,10 +53,6 @@ pub struct Buffers {
     pub low: Ptr<u8>,
     /// Injection strengths, f32.
     pub inject: Ptr<f32>,
-    /// Sums that blocks of a hyper-connection's launch share, f32.
-    pub mix_parts: Ptr<f32>,
-    /// Which of those blocks came, zero between launches.
-    pub mix_tickets: Ptr<u32>,
     /// A block's input.
     pub mixed: Ptr<u8>,
     /// A mixer's stacked input projection.
@@ -128,8 +123,6 @@ impl Scratch {
     ) -> graph::Result<Scratch> {
         let arena = device.arena("round buffers", Self::bytes(config, element, limits))?;
         let (buffers, _) = Buffers::carve(config, element, limits, arena.base());
-        let tickets = hyper::tickets(limits.rows, config.hc_count, config.hc_lowrank);
-        arena.write(buffers.mix_tickets, &vec![0; tickets])?;
         Ok(Scratch { arena, limits, buffers })
     }
 
@@ -177,9 +170,6 @@ impl Buffers {
             normed: add("normed", rows, streams * bytes),
             low: add("low", rows, c.hc_lowrank * bytes),
             inject: add("inject", rows, c.hc_count * 4).cast(),
-            mix_parts: add("mix parts", 1, 4 * hyper::parts(rows, c.hc_count, c.hidden_size, c.hc_lowrank))
-                .cast(),
-            mix_tickets: add("mix tickets", 1, 4 * hyper::tickets(rows, c.hc_count, c.hc_lowrank)).cast(),
             mixed: add("mixed", rows, c.hidden_size * bytes),
             stacked: add("stacked", rows, stacked * bytes),
             conv: add("conv", rows, c.linear_conv_width() * bytes),

@@ -61,8 +61,6 @@ fn parts(fixture: &Fixture) -> Vec<Part> {
         ("normed", b.normed.address(), Kind::Bf16),
         ("low", b.low.address(), Kind::Bf16),
         ("inject", b.inject.address(), Kind::Wide),
-        ("mix parts", b.mix_parts.address(), Kind::Own),
-        ("mix tickets", b.mix_tickets.address(), Kind::Exact),
         ("mixed", b.mixed.address(), Kind::Bf16),
         ("stacked", b.stacked.address(), Kind::Bf16),
         ("conv", b.conv.address(), Kind::Bf16),

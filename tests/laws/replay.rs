@@ -9,8 +9,17 @@ use crate::{ELEMENTS, bits, ids, small};
 
 /// On CUDA the down projections read the chosen experts while the launch ahead of them runs: it must be the one
 /// that starts them when those are complete.
+/// Launches whose CUDA twins read what older launches wrote before they wait, and the launch that each must follow:
+/// that one lets it start only after its own wait.
+const EARLY: [(&str, &str); 4] = [
+    ("delta_step", "conv"),
+    ("experts_down", "experts_up"),
+    ("attend_part", "index_top"),
+    ("attend_join", "attend_part"),
+];
+
 #[test]
-fn down_projections_come_right_behind_up_projections() {
+fn launches_that_read_early_follow_one_that_starts_them_late() {
     let fixture = small(ElementType::Bf16, 3);
     let emission = fixture.decode_emission(2);
     let names: Vec<&str> = emission
@@ -21,9 +30,11 @@ fn down_projections_come_right_behind_up_projections() {
             _ => None,
         })
         .collect();
-    let downs: Vec<usize> = (0..names.len()).filter(|&at| names[at] == "experts_down").collect();
-    assert!(!downs.is_empty());
-    assert!(downs.iter().all(|&at| names[at - 1] == "experts_up"), "{names:?}");
+    for (early, ahead) in EARLY {
+        let places: Vec<usize> = (0..names.len()).filter(|&at| names[at] == early).collect();
+        assert!(!places.is_empty(), "no {early} in {names:?}");
+        assert!(places.iter().all(|&at| names[at - 1] == ahead), "{early} does not follow {ahead}: {names:?}");
+    }
 }
 
 /// What a run leaves: ids and logits of every round, and the digest of every lane at the end.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use graph::Ptr;
 use half::bf16;
-use kernels::hyper::{self, DownArgs, MixDown, MixDownPrompt, MixUp, MixUpPrompt, UpArgs};
+use kernels::hyper::{DownArgs, MixDown, MixDownPrompt, MixUp, MixUpPrompt, UpArgs};
 use kernels::numerics::Element;
 use kernels::tiles::Matrix;
 use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
@@ -54,14 +54,9 @@ impl<E: Element> Mixer<E> {
             false => self.down.clone(),
         };
         let outputs = down.len() / self.width();
-        let tickets = vec![0u32; hyper::tickets(rows, STREAMS, self.rank)];
-        let parts = scene.output("parts", hyper::parts(rows, STREAMS, self.hidden, self.rank));
-        scene.holds(parts, Kind::Own);
         let args = DownArgs {
             normed: scene.input("n", normed).cast(),
             down: scene.matrix("down", &down, Matrix::plain(outputs, self.width()), 1).cast(),
-            parts,
-            tickets: scene.state("tickets", &tickets),
             low: Ptr::NULL,
             inject: Ptr::NULL,
             rows: rows as u32,
@@ -75,7 +70,6 @@ impl<E: Element> Mixer<E> {
             scene.holds(inject, Kind::Wide);
             let to = if with_injection { inject } else { Ptr::NULL };
             launch(&scene, &DownArgs { low: low.cast(), inject: to, ..args });
-            same("tickets", &scene.read(args.tickets, tickets.len()), &tickets);
             (scene.read(low, rows * self.rank), scene.read(inject, rows * STREAMS))
         };
         let (low, inject) = run(|scene, args| scene.run::<MixDown<E>>(args));
