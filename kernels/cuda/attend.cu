@@ -65,6 +65,30 @@ struct Shared {
     float largest[HEADS], sum[HEADS], factor[HEADS];
 };
 
+// Starts the copy of ROWS rows, of zeros where there is none. Columns up to the next multiple of 16 are zero. `anywhere`
+// is an aligned address.
+template <u32 ROWS, class Row>
+__device__ __forceinline__ void stage_rows(bf16* to, u32 width, bool aligned, const void* anywhere, Row row) {
+    const u32 end = ceil_div(width, 16) * 16, at = lane_id() * 8;
+    static_assert(WIDTH <= 32 * 8);
+    if (at >= end) return;
+    if (aligned) {
+#pragma unroll
+        for (u32 i = warp_id(); i < ROWS; i += WARPS) {
+            const bf16* const from = row(i);
+            const bool live = from && at < width;
+            copy_async(to + i * PITCH + at, live ? (const void*)(from + at) : anywhere, live);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 i = warp_id(); i < ROWS; i += WARPS) {
+        const bf16* const from = row(i);
+#pragma unroll 1
+        for (u32 e = at; e < at + 8; ++e) to[i * PITCH + e] = from && e < width ? from[e] : bf16{0};
+    }
+}
+
 // What a row attends to.
 struct Sight {
     u32 blocks, in_blocks, count;
@@ -105,51 +129,25 @@ struct Line {
         return page ? page + ((u64)(place % PAGE) * pages.kv_heads + kv_head) * pages.width : nullptr;
     }
 
-    // Starts the copy of a span's keys, or of what lies `offset` elements behind them. Columns up to the next
-    // multiple of 16 are zero.
-    __device__ void stage(bf16* to, const bf16* const (&keys)[SPAN], u64 offset) const {
-        const u32 width = pages.width, chunks = ceil_div(width, 16) * 2;
-#pragma unroll
-        for (u32 i = 0; i < SPAN / WARPS; ++i) {
-            const u32 row = i * WARPS + warp_id();
-            const bf16* const from = keys[row] ? keys[row] + offset : nullptr;
-            for (u32 at = lane_id() * 8; at < chunks * 8; at += 32 * 8) {
-                bf16* const place = to + row * PITCH + at;
-                if (aligned) {
-                    const bool live = from && at < width;
-                    copy_async(place, live ? (const void*)(from + at) : pages.base, live);
-                } else {
-#pragma unroll 1
-                    for (u32 e = 0; e < 8; ++e) place[e] = from && at + e < width ? from[at + e] : bf16{0};
-                }
-            }
-        }
+    // Starts the copy of a span's keys, or of what lies `offset` elements behind them.
+    __device__ __forceinline__ void stage(bf16* to, const bf16* const (&keys)[SPAN], u64 offset) const {
+        stage_rows<SPAN>(to, pages.width, aligned, pages.base,
+                         [&](u32 row) { return keys[row] ? keys[row] + offset : nullptr; });
     }
 };
 
-// Two neighbouring elements of a row; zero past its end, and if there is no row.
-__device__ __forceinline__ u32 two(const bf16* row, u32 at, u32 width, bool even) {
-    if (!row || at >= width) return 0;
-    if (even) return __ldcg((const u32*)(row + at));
-    return row[at].bits | (at + 1 < width ? (u32)row[at + 1].bits << 16 : 0);
-}
-
-// The queries of all heads as the 16-row side of products over 16 columns each.
+// The queries of all heads as the 16-row side of products over 16 columns each, from staged rows.
 struct Queries {
     u32 word[WIDTH / 16][4];
 
-    __device__ Queries(const bf16* q, u32 heads, u32 width) {
-        const u32 g = lane_id() / 4, t = lane_id() % 4;
-        const bf16* const low = g < heads ? q + (u64)g * width : nullptr;
-        const bf16* const high = g + 8 < heads ? q + (u64)(g + 8) * width : nullptr;
-        const bool even = whole<2>(q, width);
+    // Columns past the heads' are whatever lies there: `score` does not use them.
+    __device__ __forceinline__ explicit Queries(const bf16* rows) {
+        const bf16* const mine = rows + lane_id() / 4 * PITCH + lane_id() % 4 * 2;
 #pragma unroll
         for (u32 i = 0; i < WIDTH / 16; ++i)
 #pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                word[i][half * 2] = two(low, i * 16 + half * 8 + t * 2, width, even);
-                word[i][half * 2 + 1] = two(high, i * 16 + half * 8 + t * 2, width, even);
-            }
+            for (u32 part = 0; part < 4; ++part)
+                word[i][part] = *(const u32*)(mine + part % 2 * 8 * PITCH + i * 16 + part / 2 * 8);
     }
 };
 
@@ -229,11 +227,11 @@ __device__ __forceinline__ void add_values(Shared& s, float (&means)[4][4], cons
     }
 }
 
-// Weighs and sums the row's positions number `from .. to`, at least one. Heads of `s` hold what the weights sum
-// up to, and `means` the weighted values: value i of this thread is that of head `head_of(i)`, column
-// `column_of(i)`.
-__device__ __forceinline__ void sum_up(Shared& s, const Line& line, const Queries& queries, u32 heads, u32 from, u32 to,
-                                       float (&means)[4][4]) {
+// Weighs and sums the row's positions number `from .. to`, at least one, and no more than a span if ONE. Heads of `s`
+// hold what the weights sum up to, and `means` the weighted values: value i of this thread is that of head `head_of(i)`,
+// column `column_of(i)`. The `heads` queries are staged already, not waited for.
+template <bool ONE>
+__device__ __forceinline__ void sum_up(Shared& s, const Line& line, u32 heads, u32 from, u32 to, float (&means)[4][4]) {
     const u32 width = line.pages.width, first = warp_id() * COLUMNS;
     const u64 values_at = line.pages.key_elements();
     bf16* const keys = (bf16*)pool;
@@ -252,8 +250,11 @@ __device__ __forceinline__ void sum_up(Shared& s, const Line& line, const Querie
     copy_commit();
     line.stage(values, s.keys[0], values_at);
     copy_commit();
+    copy_wait<2>();
+    __syncthreads();
+    const Queries queries(values + SPAN * PITCH);
     for (u32 turn = 0; from < to; from += SPAN, turn = 1 - turn) {
-        const bool more = from + SPAN < to;
+        const bool more = !ONE && from + SPAN < to;
         if (more) locate(1 - turn, from + SPAN);
         copy_wait<1>();
         __syncthreads();
@@ -265,10 +266,18 @@ __device__ __forceinline__ void sum_up(Shared& s, const Line& line, const Querie
         copy_wait<1>();
         __syncthreads();
         if (first < width) add_values(s, means, values, first);
+        if (ONE) break;
         __syncthreads();
         if (more) line.stage(values, s.keys[1 - turn], values_at);
         copy_commit();
     }
+}
+// Starts the copy of a block's queries, as `sum_up` wants them.
+__device__ __forceinline__ void stage_queries(const bf16* q, u32 heads, const Pages& pages) {
+    const u32 width = pages.width;
+    stage_rows<HEADS>((bf16*)pool + 2 * SPAN * PITCH, width, aligned16(q) && width % 8 == 0, pages.base,
+                      [&](u32 head) { return head < heads ? q + (u64)head * width : nullptr; });
+    copy_commit();
 }
 __device__ __forceinline__ u32 head_of(u32 i) { return lane_id() / 4 + i % 4 / 2 * 8; }
 __device__ __forceinline__ u32 column_of(u32 i) {
@@ -296,9 +305,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend(Args a) {
     const Heads heads(blockIdx.y, q_heads, a.pages.kv_heads);
     const u64 row = a.rows.first + blockIdx.x;
     const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
-    const Queries queries(a.q + (row * q_heads + heads.first) * width, heads.count, width);
+    stage_queries(a.q + (row * q_heads + heads.first) * width, heads.count, a.pages);
     float means[4][4] = {};
-    sum_up(s, line, queries, heads.count, 0, line.sight.count, means);
+    sum_up<false>(s, line, heads.count, 0, line.sight.count, means);
 
     const bf16* const x = a.projection.row(row);
     for (u32 i = 0; i < 16; ++i) {
@@ -322,12 +331,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_part(PartArgs
     const Line line(a.rows.facts[row], a.chosen + row * a.top, a.pages, a.top, heads.kv_head);
     const u32 count = line.sight.count;
     const bool idle = from >= count || width > WIDTH;
-    const Queries queries(a.q + (row * q_heads + heads.first) * width, idle ? 0 : heads.count, width);
+    if (!idle) stage_queries(a.q + (row * q_heads + heads.first) * width, heads.count, a.pages);
     wait_for_previous();
     let_next_start();
     if (idle) return;
     float means[4][4] = {};
-    sum_up(s, line, queries, heads.count, from, least(from + SPAN, count), means);
+    sum_up<true>(s, line, heads.count, from, least(from + SPAN, count), means);
 
     const auto part = [&](u32 head) { return (row * q_heads + heads.first + head) * most + span; };
     // A thread holds runs of four columns.

@@ -31,20 +31,32 @@ struct Rotary {
     }
 };
 
+struct Turn {
+    float cosine, sine;
+};
+// Not inline: the code for large angles is long.
+__device__ __noinline__ Turn turn_by(float angle) { return Turn{r16(cosf(angle)), r16(sinf(angle))}; }
+
 // Norms `value(0) .. value(width - 1)` with a zero-centred gain, turns them and writes them. One block.
 template <class Value>
 __device__ void norm_and_turn(Value value, u32 width, const bf16* gain, float eps, const Rotary& rotary,
                               const i32* axes, bf16* out) {
     float squares = 0.0f;
+#pragma unroll 4
     for (u32 j = threadIdx.x; j < width; j += blockDim.x) squares = add(squares, mul(value(j), value(j)));
+    // What does not depend on the sum comes before it: few threads turn more than one pair.
+    const auto turn_of = [&](u32 i) { return turn_by(mul((float)axes[rotary.axis(i)], rotary.frequencies[i])); };
+    Turn turn = {};
+    if (threadIdx.x < rotary.half) turn = turn_of(threadIdx.x);
     const float scale = inverse_rms(block_sum(squares), width, eps);
     const auto at = [&](u32 j) { return r16(normed(value(j), scale, gain[j])); };
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < rotary.half; i += blockDim.x) {
-        const float angle = mul((float)axes[rotary.axis(i)], rotary.frequencies[i]);
-        const float cosine = r16(cosf(angle)), sine = r16(sinf(angle));
+        if (i != threadIdx.x) turn = turn_of(i);
         const float a = at(i), b = at(i + rotary.half);
-        out[i] = narrow(sub(mul(a, cosine), mul(b, sine)));
-        out[i + rotary.half] = narrow(add(mul(b, cosine), mul(a, sine)));
+        out[i] = narrow(sub(mul(a, turn.cosine), mul(b, turn.sine)));
+        out[i + rotary.half] = narrow(add(mul(b, turn.cosine), mul(a, turn.sine)));
     }
+#pragma unroll 4
     for (u32 j = 2 * rotary.half + threadIdx.x; j < width; j += blockDim.x) out[j] = narrow(at(j));
 }

@@ -54,11 +54,20 @@ struct Both {
 // blocks' in their order. `turn` is 0 at first, and belongs to this function.
 template <class Join> __device__ Both join_blocks(u32& turn, Both mine, Join join) {
     // In turns: a block may be behind by less than one exchange.
-    __shared__ Both slots[2];
+    __shared__ Both slots[2], joined;
     if (threadIdx.x == 0) slots[turn] = mine;
     cluster_sync();
-    Both all = *peer(&slots[turn], 0);
-    for (u32 rank = 1; rank < RANKS; ++rank) all = join(all, *peer(&slots[turn], rank));
+    if (warp_id() == 0) {
+        const Both other = *peer(&slots[turn], lane_id() % RANKS);
+        Both all = {__shfl_sync(WHOLE_WARP, other.first, 0), __shfl_sync(WHOLE_WARP, other.second, 0)};
+        for (u32 rank = 1; rank < RANKS; ++rank)
+            all = join(all, Both{__shfl_sync(WHOLE_WARP, other.first, rank), __shfl_sync(WHOLE_WARP, other.second, rank)});
+        if (lane_id() == 0) joined = all;
+    }
+    __syncthreads();
+    const Both all = joined;
+    // Read by all before it is written again.
+    __syncthreads();
     turn = 1 - turn;
     return all;
 }

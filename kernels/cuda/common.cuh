@@ -109,32 +109,32 @@ __device__ inline float block_sum(float value) {
     return sum;
 }
 
-// The sum of integers over a block, in every thread.
-__device__ inline u64 block_total(u64 value) {
-    __shared__ u64 parts[32];
-    for (u32 apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(WHOLE_WARP, value, apart);
+// What `join` makes of a number of every thread of a block, in any order, in every thread.
+template <class Join> __device__ __forceinline__ u64 block_joined(u64 value, Join join) {
+    __shared__ u64 parts[32], whole;
+    for (u32 apart = 16; apart > 0; apart /= 2) value = join(value, __shfl_xor_sync(WHOLE_WARP, value, apart));
     __syncthreads();
     if (lane_id() == 0) parts[warp_id()] = value;
     __syncthreads();
-    u64 sum = 0;
-    for (u32 warp = 0; warp < blockDim.x / 32; ++warp) sum += parts[warp];
-    return sum;
-}
-
-// The largest number of a block, in every thread.
-__device__ inline u64 block_max(u64 value) {
-    __shared__ u64 parts[32];
-    for (u32 apart = 16; apart > 0; apart /= 2) {
-        const u64 other = __shfl_xor_sync(WHOLE_WARP, value, apart);
-        value = other > value ? other : value;
+    if (warp_id() == 0) {
+        value = lane_id() < blockDim.x / 32 ? parts[lane_id()] : Join::none;
+        for (u32 apart = 16; apart > 0; apart /= 2) value = join(value, __shfl_xor_sync(WHOLE_WARP, value, apart));
+        if (lane_id() == 0) whole = value;
     }
     __syncthreads();
-    if (lane_id() == 0) parts[warp_id()] = value;
-    __syncthreads();
-    u64 most = 0;
-    for (u32 warp = 0; warp < blockDim.x / 32; ++warp) most = parts[warp] > most ? parts[warp] : most;
-    return most;
+    return whole;
 }
+struct Add {
+    static constexpr u64 none = 0;
+    __device__ u64 operator()(u64 a, u64 b) const { return a + b; }
+};
+struct Larger {
+    static constexpr u64 none = 0;
+    __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; }
+};
+// The sum of integers over a block, and the largest number of a block.
+__device__ inline u64 block_total(u64 value) { return block_joined(value, Add()); }
+__device__ inline u64 block_max(u64 value) { return block_joined(value, Larger()); }
 
 // 1 / sqrt(mean of squares + eps).
 __device__ __forceinline__ float inverse_rms(float sum_of_squares, u32 width, float eps) {

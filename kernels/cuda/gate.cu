@@ -17,28 +17,41 @@ constexpr u32 SIGMOID = 0;
 // Heads of a block.
 constexpr u32 HEADS = 4;
 
+// A head of at most 128 columns is read at once; a wider one is read twice.
 extern "C" __global__ void __launch_bounds__(HEADS * 32) gated_norm(Args a) {
-    follow();
     const u64 row = blockIdx.x;
-    const u32 head = blockIdx.y * HEADS + warp_id(), width = a.width;
-    if (head >= a.heads) return;
+    const u32 head = blockIdx.y * HEADS + warp_id(), width = a.width, own = lane_id() * 4;
     const bf16* const o = a.o + (row * a.heads + head) * width;
     const bf16* const z = a.x + row * a.stride + a.z_at + (u64)head * width;
     bf16* const y = a.y + (row * a.heads + head) * width;
     const bool all_whole = whole<4>(o, width) && whole<4>(z, width) && whole<4>(y, width) && whole<4>(a.gain, width);
+    const auto read = [&](const bf16* from, u32 at) {
+        return at < width ? load_packed<4>(from, at, width, all_whole) : Packed<4>{};
+    };
+    Packed<4> gain = read(a.gain, own);
+    follow();
+    if (head >= a.heads) return;
+    Packed<4> value = read(o, own), gate = read(z, own);
     float squares = 0.0f;
-    for (u32 at = lane_id() * 4; at < width; at += 128) {
-        const Few<4> value = load_few<4>(o, at, width, all_whole);
-        for (u32 e = 0; e < 4; ++e) squares = add(squares, mul(value.value[e], value.value[e]));
-    }
+    const auto square = [&](const Packed<4>& packed) {
+        const Few<4> few = unpacked(packed);
+#pragma unroll
+        for (u32 e = 0; e < 4; ++e) squares = add(squares, mul(few.value[e], few.value[e]));
+    };
+    square(value);
+#pragma unroll 1
+    for (u32 at = own + 128; at < width; at += 128) square(read(o, at));
     const float scale = inverse_rms(warp_sum(squares), width, a.eps);
-    for (u32 at = lane_id() * 4; at < width; at += 128) {
-        const Few<4> gain = load_few<4>(a.gain, at, width, all_whole), gate = load_few<4>(z, at, width, all_whole);
-        Few<4> value = load_few<4>(o, at, width, all_whole);
+#pragma unroll 1
+    for (u32 at = own; at < width; at += 128) {
+        if (at > own) gain = read(a.gain, at), gate = read(z, at), value = read(o, at);
+        const Few<4> gains = unpacked(gain), gates = unpacked(gate);
+        Few<4> few = unpacked(value);
+#pragma unroll
         for (u32 e = 0; e < 4; ++e) {
-            const float open = a.gate == SIGMOID ? sigmoid(gate.value[e]) : silu(gate.value[e]);
-            value.value[e] = mul(mul(gain.value[e], mul(value.value[e], scale)), open);
+            const float open = div(a.gate == SIGMOID ? 1.0f : gates.value[e], add(1.0f, exp_of(-gates.value[e])));
+            few.value[e] = mul(mul(gains.value[e], mul(few.value[e], scale)), open);
         }
-        store_few<4>(y, at, width, all_whole, value);
+        store_few<4>(y, at, width, all_whole, few);
     }
 }

@@ -25,24 +25,29 @@ extern "C" __global__ void __launch_bounds__(64) heads(Args a) {
     const u64 row = a.rows.first + blockIdx.x;
     const Fact& fact = a.rows.facts[row];
     const bf16* const x = p.row(row);
-    const auto turned = [&](u32 from, u32 width, const bf16* gain, bf16* out) {
-        norm_and_turn([&](u32 j) { return widen(x[from + j]); }, width, gain, a.eps, a.rotary, fact.axes, out);
-    };
-
-    u32 head = blockIdx.y;
-    if (head < p.q_heads)
-        return turned(p.query_at(pages, head), pages.width, a.q_gain, a.q + (row * p.q_heads + head) * pages.width);
-    head -= p.q_heads;
-    if (head < 2 * pages.kv_heads) {
-        bf16* const keys = pages.page(fact.slot, fact.position);
-        if (!keys) return;
-        const bool key = head < pages.kv_heads;
-        const u32 in_row = (key ? head : head - pages.kv_heads) * pages.width;
-        const u64 at = (u64)(fact.position % PAGE) * pages.kv_heads * pages.width + in_row;
-        if (key) return turned(p.keys_at(pages) + in_row, pages.width, a.k_gain, keys + at);
-        return copy_row(keys + pages.key_elements() + at, x + p.values_at(pages) + in_row, pages.width);
+    // A head's place in the projection, its width and gain, and where it goes.
+    u32 head = blockIdx.y, from = p.query_at(pages, head), width = pages.width;
+    const bf16* gain = a.q_gain;
+    bf16* out = a.q + (row * p.q_heads + head) * width;
+    if (head >= p.q_heads) {
+        head -= p.q_heads;
+        if (head < 2 * pages.kv_heads) {
+            bf16* const keys = pages.page(fact.slot, fact.position);
+            if (!keys) return;
+            const bool key = head < pages.kv_heads;
+            const u32 in_row = (key ? head : head - pages.kv_heads) * width;
+            const u64 at = (u64)(fact.position % PAGE) * pages.kv_heads * width + in_row;
+            if (!key) return copy_row(keys + pages.key_elements() + at, x + p.values_at(pages) + in_row, width);
+            from = p.keys_at(pages) + in_row;
+            gain = a.k_gain;
+            out = keys + at;
+        } else {
+            head -= 2 * pages.kv_heads;
+            width = pages.index_width;
+            from = p.index_queries_at(pages) + head * width;
+            gain = a.iq_gain;
+            out = a.iq + (row * p.index_heads + head) * width;
+        }
     }
-    head -= 2 * pages.kv_heads;
-    turned(p.index_queries_at(pages) + head * pages.index_width, pages.index_width, a.iq_gain,
-           a.iq + (row * p.index_heads + head) * pages.index_width);
+    norm_and_turn([&](u32 j) { return widen(x[from + j]); }, width, gain, a.eps, a.rotary, fact.axes, out);
 }

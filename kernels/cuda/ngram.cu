@@ -1,4 +1,5 @@
 // The twins of kernels/src/ngram.rs, which holds the contracts.
+#include "few.cuh"
 #include "history.cuh"
 #include "ptx.cuh"
 
@@ -62,40 +63,90 @@ extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
     copy_row(a.e + (row * heads + head) * a.width, from, a.width);
 }
 
-// One block per row and stream.
-extern "C" __global__ void __launch_bounds__(256) ngram_gate(GateArgs a) {
-    follow();
-    const u64 row = a.rows.first + blockIdx.x, at = (row * a.count + blockIdx.y) * a.hidden;
-    const u64 in_row = (u64)blockIdx.y * a.hidden;
-    const bf16* const key = a.keyval + row * (a.count + 1) * a.hidden + in_row;
-    const bf16* const value = a.keyval + (row * (a.count + 1) + a.count) * a.hidden;
+constexpr u32 GATE_THREADS = 320;
+// Runs of eight elements that a thread of ngram_gate holds at most.
+constexpr u32 GATE_HELD = 4;
+
+// For streams of at most GATE_THREADS * HELD * 8 elements; all rows can be read eight at a time if SMOOTH.
+template <u32 HELD, bool SMOOTH> __device__ __forceinline__ void gate(const GateArgs& a) {
+    const u32 hidden = a.hidden;
+    const u64 row = a.rows.first + blockIdx.x, at = (row * a.count + blockIdx.y) * hidden;
+    const u64 in_row = (u64)blockIdx.y * hidden;
+    const bf16* const key = a.keyval + row * (a.count + 1) * hidden + in_row;
+    const bf16* const value = a.keyval + (row * (a.count + 1) + a.count) * hidden;
     const bf16* const query = a.streams + at;
-    float key_squares = 0.0f, query_squares = 0.0f;
-    for (u32 j = threadIdx.x; j < a.hidden; j += blockDim.x) {
-        key_squares = add(key_squares, mul(widen(key[j]), widen(key[j])));
-        query_squares = add(query_squares, mul(widen(query[j]), widen(query[j])));
+    // Zero past the end.
+    const auto held = [&](const bf16* from, u32 i) {
+        const u32 column = (i * GATE_THREADS + threadIdx.x) * 8;
+        return column < hidden ? load_packed<8>(from, column, hidden, SMOOTH) : Packed<8>{};
+    };
+    Packed<8> key_gains[HELD], query_gains[HELD], conv_gains[HELD];
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) {
+        key_gains[i] = held(a.norm_key + in_row, i);
+        query_gains[i] = held(a.norm_query + in_row, i);
+        conv_gains[i] = held(a.norm_conv + in_row, i);
     }
-    const float key_scale = inverse_rms(block_sum(key_squares), a.hidden, a.eps);
-    const float query_scale = inverse_rms(block_sum(query_squares), a.hidden, a.eps);
+    follow();
+    Packed<8> keys[HELD], queries[HELD], values[HELD];
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) keys[i] = held(key, i), queries[i] = held(query, i), values[i] = held(value, i);
+    const auto squares = [&](const Packed<8>(&of)[HELD]) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < HELD; ++i) {
+            const Few<8> few = unpacked(of[i]);
+#pragma unroll
+            for (u32 e = 0; e < 8; ++e) sum = add(sum, mul(few.value[e], few.value[e]));
+        }
+        return block_sum(sum);
+    };
+    const float key_scale = inverse_rms(squares(keys), hidden, a.eps);
+    const float query_scale = inverse_rms(squares(queries), hidden, a.eps);
     float products = 0.0f;
-    for (u32 j = threadIdx.x; j < a.hidden; j += blockDim.x) {
-        const float k = normed(widen(key[j]), key_scale, a.norm_key[in_row + j]);
-        const float q = normed(widen(query[j]), query_scale, a.norm_query[in_row + j]);
-        products = add(products, mul(k, q));
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) {
+        const Few<8> k = unpacked(keys[i]), q = unpacked(queries[i]);
+        const Few<8> k_gain = unpacked(key_gains[i]), q_gain = unpacked(query_gains[i]);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e)
+            products = add(products, mul(mul(mul(k.value[e], key_scale), add(1.0f, k_gain.value[e])),
+                                         mul(mul(q.value[e], query_scale), add(1.0f, q_gain.value[e]))));
     }
-    const float match = div(block_sum(products), root((float)a.hidden));
+    const float match = div(block_sum(products), root((float)hidden));
     const float size = root(fabsf(match) > 1e-6f ? fabsf(match) : 1e-6f);
     const float signed_root = match == 0.0f || is_nan(match) ? match : copysignf(size, match);
     const float open = sigmoid(signed_root);
-    float squares = 0.0f;
-    for (u32 j = threadIdx.x; j < a.hidden; j += blockDim.x) {
-        const bf16 gated = narrow(mul(open, widen(value[j])));
-        a.gv[at + j] = gated;
-        squares = add(squares, mul(widen(gated), widen(gated)));
+    const auto put = [&](bf16* to, u32 i, const Packed<8>& packed) {
+        const u32 column = (i * GATE_THREADS + threadIdx.x) * 8;
+        if (column < hidden) store_packed<8>(to, column, hidden, SMOOTH, packed);
+    };
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) {
+        Few<8> gated = unpacked(values[i]);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) gated.value[e] = mul(open, gated.value[e]);
+        values[i] = packed_of(gated);
+        put(a.gv + at, i, values[i]);
     }
-    const float scale = inverse_rms(block_sum(squares), a.hidden, a.eps);
-    for (u32 j = threadIdx.x; j < a.hidden; j += blockDim.x)
-        a.cn[at + j] = narrow(normed(widen(a.gv[at + j]), scale, a.norm_conv[in_row + j]));
+    const float scale = inverse_rms(squares(values), hidden, a.eps);
+#pragma unroll
+    for (u32 i = 0; i < HELD; ++i) {
+        Few<8> few = unpacked(values[i]);
+        const Few<8> gain = unpacked(conv_gains[i]);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) few.value[e] = mul(mul(few.value[e], scale), add(1.0f, gain.value[e]));
+        put(a.cn + at, i, packed_of(few));
+    }
+}
+
+// One block per row and stream, which holds the stream in registers: wider ones than it can hold are left unwritten.
+extern "C" __global__ void __launch_bounds__(GATE_THREADS) ngram_gate(GateArgs a) {
+    const bool smooth = a.hidden % 8 == 0 && aligned16(a.keyval) && aligned16(a.streams) && aligned16(a.norm_key) &&
+                        aligned16(a.norm_query) && aligned16(a.norm_conv) && aligned16(a.gv) && aligned16(a.cn);
+    if (smooth && a.hidden <= GATE_THREADS * 8) gate<1, true>(a);
+    else if (a.hidden > GATE_THREADS * GATE_HELD * 8) follow();
+    else gate<GATE_HELD, false>(a);
 }
 
 // One thread per row and channel.

@@ -75,9 +75,9 @@ pub const SPAN: usize = 64;
 /// The widest head that the CUDA twins take; wider ones they leave unwritten.
 pub const CUDA_WIDTH: u32 = 256;
 
-/// Threads of a block of the twins, and its shared memory: keys and values of a span.
+/// Threads of a block of the twins, and its shared memory: keys and values of a span, and queries.
 const THREADS: u32 = 256;
-const SHARED: u32 = (2 * SPAN * (CUDA_WIDTH as usize + 8) * size_of::<bf16>()) as u32;
+const SHARED: u32 = ((2 * SPAN + HEADS as usize) * (CUDA_WIDTH as usize + 8) * size_of::<bf16>()) as u32;
 
 impl<E: Element> Kernel for Attend<E> {
     type Args = Args;

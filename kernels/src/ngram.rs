@@ -217,7 +217,7 @@ impl<E: Element> Kernel for NgramGate<E> {
     type Args = GateArgs;
     const NAME: &'static str = "ngram_gate";
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, 256);
+    const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, crate::residual::THREADS);
 
     fn check(args: &GateArgs) -> Result<(), String> {
         match args.rows.is_empty() || args.count == 0 || args.hidden == 0 {

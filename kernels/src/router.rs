@@ -53,7 +53,7 @@ impl Kernel for Route {
     type Args = Args;
     const NAME: &'static str = "route";
     const ELEMENT: &'static str = "";
-    const TWIN: Option<Twin> = source::plain(&source::ROUTER, Self::NAME, 160);
+    const TWIN: Option<Twin> = source::plain(&source::ROUTER, Self::NAME, 128);
 
     fn check(args: &Args) -> Result<(), String> {
         let Args { rows, experts, k, norm, .. } = *args;

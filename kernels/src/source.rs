@@ -219,6 +219,8 @@ mod tests {
             (GATE.text, "HEADS", gate::HEADS),
             (RESIDUAL.text, "THREADS", residual::THREADS),
             (RESIDUAL.text, "HELD", residual::HELD),
+            (NGRAM.text, "GATE_THREADS", residual::THREADS),
+            (NGRAM.text, "GATE_HELD", residual::HELD),
             (INDEX.text, "HELD", 2 * index::CUDA_TOP),
             (CHUNK.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
             (CHUNK.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
