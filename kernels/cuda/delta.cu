@@ -13,20 +13,27 @@ static_assert(sizeof(Args) == ARGS_BYTES_delta_step);
 
 constexpr u32 STEP_WARPS = 2;
 
-// A lane holds eight rows of the state and four columns: lane / FOURS says which rows, lane % FOURS which of
-// its warp's columns.
+// Rows of the state that a lane holds, of four columns: lane / FOURS says which rows, lane % FOURS which of its warp's
+// columns. So a block reads 64 or 128 bytes of a row.
+constexpr u32 ROWS = 16;
 
 // What a row brings to a lane from the convolution.
 struct Brought {
-    Quad q, k;
+    Quad q[ROWS / 8], k[ROWS / 8];
     Few<4> v;
 };
 
 template <u32 FOURS> __device__ __forceinline__ Brought bring(const Args& a, u64 row, u32 head, u32 column) {
     const bf16* const values = a.value(row, head);
-    return Brought{eight(a.query(row, head), lane_id() / FOURS * 8, a.k_width),
-                   eight(a.key(row, head), lane_id() / FOURS * 8, a.k_width),
-                   load_few<4>(values, column, a.v_width, whole<4>(values, a.v_width))};
+    Brought brought;
+#pragma unroll
+    for (u32 i = 0; i < ROWS / 8; ++i) {
+        const u32 at = lane_id() / FOURS * ROWS + i * 8;
+        brought.q[i] = eight(a.query(row, head), at, a.k_width);
+        brought.k[i] = eight(a.key(row, head), at, a.k_width);
+    }
+    brought.v = load_few<4>(values, column, a.v_width, whole<4>(values, a.v_width));
+    return brought;
 }
 
 // How a row changes the state.
@@ -46,10 +53,10 @@ template <u32 FOURS> __device__ __forceinline__ float column_sum(float value) {
 // Reads or writes `rows` rows of the lane's values of the state, as far as they have `columns`; `stored` is the
 // first.
 template <bool WRITE>
-__device__ __forceinline__ void move(float (&state)[8][4], float* stored, u32 rows, u32 v_width, u32 columns) {
+__device__ __forceinline__ void move(float (&state)[ROWS][4], float* stored, u32 rows, u32 v_width, u32 columns) {
     const bool four = columns == 4 && v_width % 4 == 0 && aligned16(stored);
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
+    for (u32 i = 0; i < ROWS; ++i) {
         if (i >= rows) continue;
         float* const at = stored + (u64)i * v_width;
         if (!four) continue;
@@ -61,7 +68,7 @@ __device__ __forceinline__ void move(float (&state)[8][4], float* stored, u32 ro
     }
     if (four) return;
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i)
+    for (u32 i = 0; i < ROWS; ++i)
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             float* const at = stored + (u64)i * v_width + c;
@@ -73,19 +80,19 @@ __device__ __forceinline__ void move(float (&state)[8][4], float* stored, u32 ro
 
 // One row: changes the state, and returns y of the lane's column `answer` in the lanes whose bit 4 is set.
 template <u32 FOURS>
-__device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row, const Gates& gates, u32 k_width,
+__device__ __forceinline__ float recur(float (&state)[ROWS][4], const Brought& row, const Gates& gates, u32 k_width,
                                        u32 answer) {
-    float q[8], k[8], qq = 0.0f, kk = 0.0f, kq = 0.0f, seen[4] = {}, out[4] = {};
+    float qq = 0.0f, kk = 0.0f, kq = 0.0f, seen[4] = {}, out[4] = {};
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        q[i] = element(row.q, i), k[i] = element(row.k, i);
-        qq = fused(q[i], q[i], qq);
-        kk = fused(k[i], k[i], kk);
-        kq = fused(k[i], q[i], kq);
+    for (u32 i = 0; i < ROWS; ++i) {
+        const float q = element(row.q[i / 8], i % 8), k = element(row.k[i / 8], i % 8);
+        qq = fused(q, q, qq);
+        kk = fused(k, k, kk);
+        kq = fused(k, q, kq);
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
-            seen[c] = fused(state[i][c], k[i], seen[c]);
-            out[c] = fused(state[i][c], q[i], out[c]);
+            seen[c] = fused(state[i][c], k, seen[c]);
+            out[c] = fused(state[i][c], q, out[c]);
         }
     }
     // Each sum over the state ends in the lanes whose bit 4 says which of the two it is, and whose bits 3 and 2 of
@@ -99,8 +106,7 @@ __device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row,
     for (u32 c = 0; c < 2; ++c)
         two[c] = add(upper ? four[2 + c] : four[c], __shfl_xor_sync(WHOLE_WARP, upper ? four[c] : four[2 + c], 8));
     float sum = add(right ? two[1] : two[0], __shfl_xor_sync(WHOLE_WARP, right ? two[0] : two[1], 4));
-#pragma unroll
-    for (u32 apart = FOURS; apart < 4; apart *= 2) sum = add(sum, __shfl_xor_sync(WHOLE_WARP, sum, apart));
+    if constexpr (FOURS == 2) sum = add(sum, __shfl_xor_sync(WHOLE_WARP, sum, 2));
     const float q_scale = div(unit_scale(column_sum<FOURS>(qq)), root((float)k_width));
     const float k_scale = unit_scale(column_sum<FOURS>(kk));
     const float key_query = mul(column_sum<FOURS>(kq), mul(q_scale, k_scale));
@@ -112,8 +118,8 @@ __device__ __forceinline__ float recur(float (&state)[8][4], const Brought& row,
         fresh[c] = mul(sub(row.v.value[c], mul(gates.decay, total)), gates.beta);
     }
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        const float key = mul(k[i], k_scale);
+    for (u32 i = 0; i < ROWS; ++i) {
+        const float key = mul(element(row.k[i / 8], i % 8), k_scale);
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) state[i][c] = fused(key, fresh[c], mul(state[i][c], gates.decay));
     }
@@ -127,7 +133,7 @@ template <u32 FOURS> __device__ __forceinline__ void step_slot(const Args& a) {
     const u32 tiles = ceil_div(a.v_width, COLUMNS), head = blockIdx.x / tiles;
     const u32 column = blockIdx.x % tiles * COLUMNS + (warp_id() * FOURS + lane_id() % FOURS) * 4;
     const u32 columns = column < a.v_width ? least(4, a.v_width - column) : 0;
-    const u32 at = lane_id() / FOURS * 8, rows = at < a.k_width ? least(8, a.k_width - at) : 0;
+    const u32 at = lane_id() / FOURS * ROWS, rows = at < a.k_width ? least(ROWS, a.k_width - at) : 0;
     // Of the lanes that have a column's answer one gives it.
     const u32 answer = lane_id() / 4 % 4;
     const bool answers = lane_id() / 16 == 1 && lane_id() % 4 < FOURS && answer < columns;
@@ -136,7 +142,7 @@ template <u32 FOURS> __device__ __forceinline__ void step_slot(const Args& a) {
     const Fact& fact = a.rows.facts[first];
     const u32 slot = __ldcg(&fact.slot), place = __ldcg(&fact.place), count = __ldcg(&fact.count);
     const auto stored = [&](u32 slot) { return a.state_of(slot, head) + (u64)at * a.v_width + column; };
-    float state[8][4] = {};
+    float state[ROWS][4] = {};
     if (place == 0) move<false>(state, stored(slot), rows, a.v_width, columns);
     Gates gates(a, first, head);
     follow();
@@ -151,8 +157,8 @@ template <u32 FOURS> __device__ __forceinline__ void step_slot(const Args& a) {
     move<true>(state, stored(afresh(slot)), rows, a.v_width, columns);
 }
 
-extern "C" __global__ void __launch_bounds__(STEP_WARPS * 32, 9) delta_step(Args a) {
-    if (a.k_width <= 128) step_slot<2>(a);
-    else if (a.k_width <= 256) step_slot<1>(a);
+extern "C" __global__ void __launch_bounds__(STEP_WARPS * 32, 6) delta_step(Args a) {
+    if (a.k_width <= 128) step_slot<4>(a);
+    else if (a.k_width <= 256) step_slot<2>(a);
     else follow();
 }

@@ -142,8 +142,8 @@ impl<E: Element> Kernel for DeltaStep<E> {
     }
 
     fn grid(args: &Args) -> Grid {
-        // A block holds two warps' columns: 16, or 8 if keys are wide.
-        let columns = if args.k_width <= 128 { 16 } else { 8 };
+        // A block holds two warps' columns: 32, or 16 if keys are wide.
+        let columns = if args.k_width <= 128 { 32 } else { 16 };
         Grid::plane((args.v_heads * args.v_width.div_ceil(columns)) as usize, args.rows.len())
     }
 
