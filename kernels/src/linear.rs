@@ -71,7 +71,11 @@ impl Args {
         let tiles = Matrix::plain(outputs, inner).tiles();
         match prompt {
             true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts),
-            false => Grid::space(blocks(tiles), cuts, rows.div_ceil(if cuts == 1 { NARROW_ROWS } else { CUT_ROWS })),
+            false => Grid::space(
+                blocks(tiles),
+                cuts,
+                rows.div_ceil(if cuts == 1 { NARROW_ROWS } else { CUT_ROWS }),
+            ),
         }
     }
 

@@ -10,6 +10,8 @@ mod model;
 #[path = "../ops/mod.rs"]
 mod ops;
 mod rig;
+#[path = "../sample/mod.rs"]
+mod sample;
 mod service;
 mod streams;
 mod tools;
@@ -21,7 +23,7 @@ use graph::cuda::code as compiler;
 use graph::{CudaOptions, Device, Error};
 use kernels::source;
 use libtest_mimic::{Arguments, Completion, Trial};
-use ops::On;
+use tests::listed::{On, Test};
 
 /// What a test needs.
 #[derive(Clone, Copy)]
@@ -65,13 +67,17 @@ fn main() -> ExitCode {
         tests.iter().map(move |&(name, test)| trial(format!("{group}::{name}"), lacks.clone(), test))
     });
     let lacks = Needs::Device.lacks();
-    let mirrored = ops::all().filter(|(_, test)| test.on != On::Host).map(|(module, test)| {
-        let run = test.run;
-        trial(format!("ops::{module}::{}", test.name), lacks.clone(), move || {
-            mirror();
-            run();
+    let mirrored = |suite: &'static str, all: Vec<(&'static str, &'static Test)>| {
+        let lacks = lacks.clone();
+        all.into_iter().filter(|(_, test)| test.on != On::Host).map(move |(module, test)| {
+            let run = test.run;
+            trial(format!("{suite}::{module}::{}", test.name), lacks.clone(), move || {
+                mirror();
+                run();
+            })
         })
-    });
+    };
+    let mirrored = mirrored("ops", ops::all().collect()).chain(mirrored("sample", sample::all().collect()));
     libtest_mimic::run(&args, tests.chain(mirrored).collect()).exit_code()
 }
 

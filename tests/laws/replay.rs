@@ -33,7 +33,10 @@ fn launches_that_read_early_follow_one_that_starts_them_late() {
     for (early, ahead) in EARLY {
         let places: Vec<usize> = (0..names.len()).filter(|&at| names[at] == early).collect();
         assert!(!places.is_empty(), "no {early} in {names:?}");
-        assert!(places.iter().all(|&at| names[at - 1] == ahead), "{early} does not follow {ahead}: {names:?}");
+        assert!(
+            places.iter().all(|&at| names[at - 1] == ahead),
+            "{early} does not follow {ahead}: {names:?}"
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use tests::check::{Draw, Scene, facts, same};
 
 use crate::ops::formula::ROWS;
 
-tests! {
+tests::tests! {
     any: heads_and_rings_are_those_of_the_longer_sequence, a_slot_alone_is_the_slot_among_others, two_pieces_leave_what_the_whole_leaves;
     host: a_part_of_a_slots_rows_is_a_fault;
 }

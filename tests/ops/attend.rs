@@ -11,7 +11,7 @@ use tests::check::{Want, close, r16, same};
 use crate::ops::formula::{dot, sigmoid, wide};
 use crate::ops::layer::{Layer, Round, SMALL, Shape};
 
-tests! {
+tests::tests! {
     any: attention_bf16, attention_at_the_real_budget, a_split_piece_equals_the_whole, a_long_split_piece_equals_the_whole, attention_at_the_edges_of_a_span, a_crowded_row_equals_the_row_alone;
     host: attention_f32, choices_that_no_selection_makes_are_faults;
 }

@@ -8,7 +8,7 @@ use kernels::numerics::Element;
 use kernels::state::{Part, RowRange};
 use tests::check::{Draw, Scene, cancelling, close, facts, poisoned, same};
 
-tests! {
+tests::tests! {
     any: the_step_is_the_recurrence_in_bf16, the_chunk_is_the_recurrence_in_bf16, two_launches_of_steps_are_one, two_launches_of_chunks_are_one_on_the_grid, a_step_alone_is_the_step_among_others, ready_rows_are_the_recurrence_in_bf16, a_chunk_alone_is_the_chunk_among_others;
     host: ready_rows_are_the_recurrence_in_f32, the_step_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_in_f32, the_chunk_is_the_recurrence_where_states_vanish, a_row_does_not_depend_on_the_rows_after_it, step_and_chunk_agree;
 }

@@ -9,7 +9,7 @@ use tests::check::{Draw, Scene, facts, poisoned, same};
 
 use crate::ops::formula::ROWS;
 
-tests! {
+tests::tests! {
     any: every_stream_holds_the_table_row_in_bf16;
     host: every_stream_holds_the_table_row_in_f32, an_id_past_the_vocabulary_is_a_fault, sizes_without_a_meaning_are_refused;
 }

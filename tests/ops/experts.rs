@@ -10,7 +10,7 @@ use tests::check::{Draw, Scene, close, r16, same};
 
 use crate::ops::formula::{REAL_ROWS, dot, silu, wide};
 
-tests! {
+tests::tests! {
     any: experts_bf16, a_row_is_the_same_among_others;
     host: experts_f32, an_expert_that_is_not_there_is_a_fault;
     mirror: rows_alone_and_among_others_at_real_sizes;

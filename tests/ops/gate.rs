@@ -7,7 +7,7 @@ use tests::check::{Draw, Scene, Want, close, r16, same};
 
 use crate::ops::formula::{sigmoid, silu};
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32;
 }

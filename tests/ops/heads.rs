@@ -6,7 +6,7 @@ use kernels::numerics::Element;
 use crate::ops::formula::{rms, wide};
 use crate::ops::layer::{EPS, Layer, Round, SMALL};
 
-tests! {
+tests::tests! {
     any: heads_at_page_edges_bf16;
     host: heads_at_page_edges_f32, a_position_past_the_page_table_is_a_fault;
 }

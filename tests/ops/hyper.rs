@@ -12,7 +12,7 @@ use tests::differ::Kind;
 
 use crate::ops::formula::{REAL_ROWS, ROWS, dot, sigmoid, silu, sixteenths, wide};
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, zero_weights_mix_evenly, sizes_without_a_meaning_are_refused;
     mirror: rows_alone_and_among_others_at_real_sizes;

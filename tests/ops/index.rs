@@ -9,7 +9,7 @@ use tests::check::{Draw, close, r16};
 use crate::ops::formula::{best, dot, rms, wide};
 use crate::ops::layer::{EPS, Layer, Round, SMALL, Shape};
 
-tests! {
+tests::tests! {
     any: index_with_blocks_of_four_bf16, index_with_blocks_of_two_bf16, the_choice_begins_one_block_past_the_budget, the_choice_at_the_real_budget, ties_go_to_the_lower_block;
     host: index_with_blocks_of_four_f32, index_with_blocks_of_two_f32, zero_scores_fill_up_from_the_lowest;
 }

@@ -12,7 +12,7 @@ use tests::check::{Draw, Scene, cancelling, close, same};
 use crate::ops::formula::{REAL_ROWS, ROWS, dot, wide};
 use crate::ops::numerics::in_order;
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, sums_are_in_the_order_of_a_sum, sizes_without_a_meaning_are_refused;
     mirror: rows_alone_and_among_others_at_real_sizes;

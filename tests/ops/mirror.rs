@@ -10,7 +10,7 @@ use tests::check::{Draw, Scene, same};
 use tests::differ::{Kind, differ};
 use tests::mirror::pack;
 
-tests! {
+tests::tests! {
     host: results_of_the_mirror_are_taken_over, a_wrong_value_is_found, a_write_around_a_buffer_is_found,
         a_changed_input_is_found, numbers_that_look_like_an_address_are_not_taken_for_one,
         what_is_stacked_is_packed_one_by_one, values_differ_by_what_their_kind_allows;

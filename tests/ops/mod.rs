@@ -1,36 +1,7 @@
 //! Every kernel against a naive formula in f64, at its edges, between guard bands; a row alone against the same
 //! row among others; a piece whole against the piece split; and values outside a domain.
 
-/// Where a test makes sense.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum On {
-    /// On the host, and with a mirror.
-    Any,
-    /// On the host alone: it launches nothing that CUDA runs, or wants the host's very bits.
-    Host,
-    /// With a mirror alone: sizes that are too large for a test of the host.
-    Mirror,
-}
-
-/// One test.
-pub(crate) struct Test {
-    pub(crate) name: &'static str,
-    pub(crate) on: On,
-    pub(crate) run: fn(),
-}
-
-/// The tests of a module, by where they make sense.
-macro_rules! tests {
-    ($($on:ident: $($name:ident),+;)+) => {
-        pub(crate) const TESTS: &[$crate::ops::Test] = &[$($(tests!(@ $on $name)),+),+];
-    };
-    (@ any $name:ident) => { tests!(= Any $name) };
-    (@ host $name:ident) => { tests!(= Host $name) };
-    (@ mirror $name:ident) => { tests!(= Mirror $name) };
-    (= $on:ident $name:ident) => {
-        $crate::ops::Test { name: stringify!($name), on: $crate::ops::On::$on, run: $name }
-    };
-}
+use tests::listed::Test;
 
 mod advance;
 mod attend;

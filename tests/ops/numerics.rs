@@ -8,7 +8,7 @@ use tests::check::Draw;
 
 use crate::ops::formula;
 
-tests! {
+tests::tests! {
     host: a_dot_product_is_added_in_the_order_of_a_sum, bf16_rounds_to_the_nearest_and_ties_to_even, exp_is_within_two_units_in_the_last_place, activations_follow_their_formulas, before_is_one_order_with_ties_to_the_lower_id_and_nan_last;
 }
 

@@ -5,7 +5,7 @@ use kernels::numerics::Element;
 use kernels::random::{Args, Random, uniform};
 use tests::check::Scene;
 
-tests! {
+tests::tests! {
     any: each_value_is_that_of_its_place;
     host: the_numbers_are_pinned, they_lie_evenly_and_seeds_differ, nothing_and_a_scale_without_a_value_are_refused;
 }

@@ -3,7 +3,7 @@
 use kernels::read::{Args, Read};
 use tests::check::{Draw, Scene};
 
-tests! {
+tests::tests! {
     any: every_word_is_in_the_sum_of_its_run;
     host: words_off_their_grid_are_refused;
 }

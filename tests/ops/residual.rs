@@ -8,7 +8,7 @@ use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
 
 use crate::ops::formula::{ROWS, rms, wide};
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, the_sum_of_the_cuts_is_rounded_before_it_is_injected, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, a_row_of_zeros_has_a_norm_of_zeros, a_launch_with_nothing_to_do_is_refused;
 }

@@ -5,7 +5,7 @@ use tests::check::{Draw, Scene, close, same};
 
 use crate::ops::formula::sigmoid;
 
-tests! {
+tests::tests! {
     any: routes_match_the_formula, ties_go_to_the_lower_expert, close_logits_that_exp_makes_equal_keep_their_order, numbers_that_are_none_lose_and_are_not_chosen_twice, a_row_is_the_same_among_others;
 }
 

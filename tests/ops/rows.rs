@@ -8,7 +8,7 @@ use tests::check::{Draw, Scene, poisoned, same};
 
 use crate::ops::formula::ROWS;
 
-tests! {
+tests::tests! {
     any: rows_of_a_prompt_know_their_ids_and_those_before, decode_rows_run_what_their_heads_say, a_row_of_a_prompt_knows_the_same_in_one_piece_and_in_two, edits_of_the_slab_change_its_page_tables_and_nothing_else;
     host: edits_outside_the_slab_are_faults, rows_that_no_table_holds_are_faults, a_range_of_no_rows_is_refused;
 }

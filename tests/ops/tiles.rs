@@ -6,7 +6,7 @@ use kernels::numerics::Element;
 use kernels::tiles::{Args, Matrix, Order, Pack};
 use tests::check::{Draw, Scene, same};
 
-tests! {
+tests::tests! {
     any: every_element_is_in_its_place_and_the_rest_is_zero;
     host: what_cannot_be_packed_is_refused, a_matrix_packed_in_runs_is_the_matrix_packed_whole;
 }

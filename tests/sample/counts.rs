@@ -4,8 +4,12 @@ use bytemuck::Zeroable;
 use kernels::numerics::ElementType;
 use kernels::table::{Fact, IN_PROMPT, Kind, Sampling};
 
-use crate::desk::{Desk, Random, Row, Slot};
-use crate::naive::naive;
+use super::desk::{Desk, Random, Row, Slot};
+use super::naive::naive;
+
+tests::tests! {
+    any: prompts_mark_their_ids, an_id_past_the_vocabulary_is_a_fault, a_decode_row_counts_its_own_id_and_no_other, penalties_follow_the_ids_of_a_whole_generation, each_penalty_sees_what_it_should;
+}
 
 /// Rows of a prompt: (slot, ids).
 fn prompt(pieces: &[(u32, &[u32])]) -> Desk {
@@ -26,7 +30,6 @@ fn prompt(pieces: &[(u32, &[u32])]) -> Desk {
     }
 }
 
-#[test]
 fn prompts_mark_their_ids() {
     let mut desk = prompt(&[(0, &[3, 3, 7]), (2, &[1])]);
     desk.slots[0].counts = vec![0, 0, 0, 2, 0, 4];
@@ -40,13 +43,11 @@ fn prompts_mark_their_ids() {
     assert_eq!(desk.mark().unwrap(), counts, "marking twice is marking once");
 }
 
-#[test]
 fn an_id_past_the_vocabulary_is_a_fault() {
     let error = prompt(&[(0, &[3, 12])]).mark().unwrap_err().to_string();
     assert!(error.contains("mark") && error.contains("12"), "{error}");
 }
 
-#[test]
 fn a_decode_row_counts_its_own_id_and_no_other() {
     let mut desk = prompt(&[(0, &[5]), (1, &[2])]);
     desk.kind = Kind::Decode;
@@ -57,7 +58,6 @@ fn a_decode_row_counts_its_own_id_and_no_other() {
 }
 
 /// Many rounds in which each picked id is the next round's row, against a list of ids so far.
-#[test]
 fn penalties_follow_the_ids_of_a_whole_generation() {
     const VOCAB: usize = 30;
     let mut random = Random(6);
@@ -103,7 +103,6 @@ fn penalties_follow_the_ids_of_a_whole_generation() {
 }
 
 /// One id, told apart by hand: in the prompt only, picked only, both.
-#[test]
 fn each_penalty_sees_what_it_should() {
     /// What becomes of a logit: the best rival that its id still beats, on a ladder of steps of 1 in 50.
     fn change(options: Sampling, count: u32, logit: f32) -> f32 {

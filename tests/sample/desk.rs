@@ -1,4 +1,5 @@
-//! A desk for the kernel: rows and slots in poisoned memory, a launch, and a look at every byte after it.
+//! A desk for the kernel: rows and slots in poisoned memory, a launch, and a look at every byte after it. Where scenes
+//! are mirrored, every desk is also run there with its logits in bf16, and must leave what the host leaves, to the bit.
 
 use std::ops::Range;
 
@@ -11,6 +12,7 @@ use kernels::rows::kind_code;
 use kernels::sample::{Args, Mark, MarkArgs, Sample};
 use kernels::state::{Part, RowRange};
 use kernels::table::{BIASES, Bias, Fact, Head, Kind, Outcome, Sampling};
+use tests::mirror;
 
 /// The state of one slot.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -97,7 +99,18 @@ impl Desk {
     }
 
     fn launch(&self, covered: Range<usize>, mark: bool) -> Result<Ran, Error> {
-        let device = Device::host(HostOptions::default());
+        let host = Device::host(HostOptions::default());
+        let ran = self.launch_on(&host, covered.clone(), mark)?;
+        if let Some(mirror) = mirror::device() {
+            let desk = Desk { element: ElementType::Bf16, ..self.clone() };
+            let (here, there) =
+                (desk.launch_on(&host, covered.clone(), mark)?, desk.launch_on(&mirror, covered, mark)?);
+            assert_eq!(there, here, "what the twin leaves, and what the host leaves");
+        }
+        Ok(ran)
+    }
+
+    fn launch_on(&self, device: &Device, covered: Range<usize>, mark: bool) -> Result<Ran, Error> {
         let (layout, vocab) = (self.layout(), self.vocab());
         let arena = device.arena("desk", layout.bytes)?;
         self.fill(&arena, &layout);

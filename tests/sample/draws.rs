@@ -4,8 +4,12 @@ use kernels::numerics::ElementType;
 use kernels::sample::draw::{Draw, ln, mass, weight_of};
 use kernels::table::Sampling;
 
-use crate::desk::{Desk, Random, Row};
-use crate::naive::{naive, output};
+use super::desk::{Desk, Random, Row};
+use super::naive::{naive, output};
+
+tests::tests! {
+    any: draws_follow_the_softmax_over_seeds_and_over_positions, draws_follow_what_the_limits_leave, neighbouring_draws_are_independent, a_wrong_distribution_is_found_out, the_noise_is_pinned, logarithms_and_waits_are_precise, masses_are_whole_numbers_of_units;
+}
 
 /// Draws of each distribution that is tested.
 const DRAWS: usize = 20_000;
@@ -74,7 +78,6 @@ fn positions() -> impl Iterator<Item = (u64, u32)> {
     (0..DRAWS as u32).map(|position| (1, position))
 }
 
-#[test]
 fn draws_follow_the_softmax_over_seeds_and_over_positions() {
     for temperature in [0.5, 1.0, 3.0] {
         let options = Sampling { temperature, ..Sampling::default() };
@@ -83,7 +86,6 @@ fn draws_follow_the_softmax_over_seeds_and_over_positions() {
     }
 }
 
-#[test]
 fn draws_follow_what_the_limits_leave() {
     let base = Sampling { temperature: 1.2, ..Sampling::default() };
     follows(Sampling { top_k: 7, ..base }, seeds());
@@ -93,7 +95,6 @@ fn draws_follow_what_the_limits_leave() {
 }
 
 /// Draws at neighbouring positions, and of neighbouring seeds, are independent.
-#[test]
 fn neighbouring_draws_are_independent() {
     let logits = [0.0, 0.5, 1.0, 0.25];
     let options = Sampling { temperature: 1.0, ..Sampling::default() };
@@ -112,7 +113,6 @@ fn neighbouring_draws_are_independent() {
 }
 
 /// The test itself can fail: draws of one distribution do not pass for another.
-#[test]
 fn a_wrong_distribution_is_found_out() {
     let logits = [0.0, 0.5, 1.0, 0.25];
     let options = Sampling { temperature: 1.0, ..Sampling::default() };
@@ -135,7 +135,6 @@ const PINNED: [(u64, u32, u32, u64); 6] = [
     (u64::MAX, u32::MAX, u32::MAX, 0x5700_bc00_5279_0741),
 ];
 
-#[test]
 fn the_noise_is_pinned() {
     for (seed, position, id, bits) in PINNED {
         let got = Draw::new(seed, position).bits(id);
@@ -148,7 +147,6 @@ fn the_noise_is_pinned() {
     assert_eq!(Draw::new(9, 30).bits(1000), output(output(output(9, 0), 30), 1000));
 }
 
-#[test]
 fn logarithms_and_waits_are_precise() {
     let mut random = Random(3);
     for _ in 0..100_000 {
@@ -169,7 +167,6 @@ fn logarithms_and_waits_are_precise() {
     assert!(draw.uniform(76_218_990) < 1.0 && draw.wait(76_218_990) < 17.0);
 }
 
-#[test]
 fn masses_are_whole_numbers_of_units() {
     assert_eq!([mass(0.0), mass(1.0), mass(0.75)], [0, 1 << 40, 3 << 38]);
     let half = 0.5f32.powi(41);

@@ -3,7 +3,11 @@
 use kernels::numerics::ElementType;
 use kernels::table::{Outcome, Sampling};
 
-use crate::desk::{Desk, Random, Row, Slot};
+use super::desk::{Desk, Random, Row, Slot};
+
+tests::tests! {
+    any: ties_go_to_the_lower_id, options_that_leave_one_id_are_greedy, the_likeliest_ids_share_when_they_are_equal, limits_that_cut_nothing_change_nothing, a_high_temperature_reaches_every_id, the_largest_finite_logits_do_no_harm, one_choice_is_always_picked;
+}
 
 const SEEDS: u64 = 300;
 
@@ -25,7 +29,6 @@ fn hot() -> Sampling {
     Sampling { temperature: 1.0, ..Sampling::default() }
 }
 
-#[test]
 fn ties_go_to_the_lower_id() {
     let equal = [2.0; 40];
     assert_eq!(ids(&equal, Sampling::default()), [0]);
@@ -38,7 +41,6 @@ fn ties_go_to_the_lower_id() {
     assert_eq!(tops.top_ids[..3], [1, 3, 2]);
 }
 
-#[test]
 fn options_that_leave_one_id_are_greedy() {
     let logits = Random(1).logits(ElementType::F32, 300, 1.0);
     let best = ids(&logits, Sampling::default());
@@ -54,14 +56,12 @@ fn options_that_leave_one_id_are_greedy() {
     }
 }
 
-#[test]
 fn the_likeliest_ids_share_when_they_are_equal() {
     let logits = [1.0, 4.0, 0.0, 4.0, 3.999];
     assert_eq!(ids(&logits, Sampling { min_p: 1.0, ..hot() }), [1, 3]);
     assert_eq!(ids(&logits, Sampling { temperature: 1e-30, ..hot() }), [1, 3]);
 }
 
-#[test]
 fn limits_that_cut_nothing_change_nothing() {
     let logits = Random(2).logits(ElementType::F32, 100, 3.0);
     let off = outcomes(&logits, hot());
@@ -76,13 +76,11 @@ fn limits_that_cut_nothing_change_nothing() {
     }
 }
 
-#[test]
 fn a_high_temperature_reaches_every_id() {
     let logits = [5.0, -5.0, 0.0, 1.0];
     assert_eq!(ids(&logits, Sampling { temperature: f32::MAX, ..hot() }), [0, 1, 2, 3]);
 }
 
-#[test]
 fn the_largest_finite_logits_do_no_harm() {
     let logits = [f32::MIN, 3.0, f32::MAX, f32::MIN, f32::MAX];
     assert_eq!(ids(&logits, Sampling::default()), [2]);
@@ -98,7 +96,6 @@ fn the_largest_finite_logits_do_no_harm() {
     }
 }
 
-#[test]
 fn one_choice_is_always_picked() {
     let outcome = outcomes(&[-7.0], Sampling { logprobs: 20, top_p: 0.5, top_k: 5, ..hot() })[0];
     assert_eq!((outcome.id, outcome.tops, outcome.logprob, outcome.top_logprobs[0]), (0, 1, 0.0, 0.0));

@@ -7,6 +7,10 @@ use runtime::request::Submission;
 use runtime::sampling::SamplingOptions;
 use tests::fixture::repository;
 
+tests::tests! {
+    host: a_seed_decides_a_generation_with_graphs_or_without, a_bias_bans_and_forces_ids, penalties_see_the_ids_of_the_sequence_and_no_others;
+}
+
 const PROMPT: [u32; 5] = [40, 41, 42, 43, 44];
 
 fn open(graphs: bool) -> Engine {
@@ -49,7 +53,6 @@ fn hot(seed: u64) -> SamplingOptions {
     }
 }
 
-#[test]
 fn a_seed_decides_a_generation_with_graphs_or_without() {
     let (mut graphs, mut eager) = (open(true), open(false));
     let first = ids(&mut graphs, &PROMPT, &hot(1));
@@ -61,7 +64,6 @@ fn a_seed_decides_a_generation_with_graphs_or_without() {
     assert_eq!(ids(&mut graphs, &PROMPT, &hot(1)), first);
 }
 
-#[test]
 fn a_bias_bans_and_forces_ids() {
     let mut engine = open(true);
     let greedy = ids(&mut engine, &PROMPT, &SamplingOptions::default());
@@ -75,7 +77,6 @@ fn a_bias_bans_and_forces_ids() {
 /// Biased ids that a huge repetition penalty lets through once each, best first. The prompt comes in two
 /// pieces and holds the best of them; what the head would pick after the first piece is no id of the sequence
 /// and must not count.
-#[test]
 fn penalties_see_the_ids_of_the_sequence_and_no_others() {
     let mut engine = open(true);
     let mut prompt: Vec<u32> = (0..700).map(|i| 100 + i % 300).collect();

@@ -3,7 +3,11 @@
 use kernels::numerics::ElementType;
 use kernels::table::{Outcome, Sampling};
 
-use crate::desk::{Desk, Random, Row, Slot};
+use super::desk::{Desk, Random, Row, Slot};
+
+tests::tests! {
+    any: logits_that_are_not_finite_are_reported, a_damaged_row_leaves_others_alone, ids_without_text_are_never_picked_nor_part_of_a_sum, staged_values_outside_the_domain_are_faults_that_name_them, options_that_nobody_staged_are_a_fault, a_bias_past_the_vocabulary_is_a_fault, launches_that_cannot_be_right_are_refused;
+}
 
 fn hot() -> Sampling {
     Sampling { temperature: 1.0, logprobs: 5, seed: 2, ..Sampling::default() }
@@ -14,7 +18,6 @@ fn picked(logits: &[f32], choices: usize, options: Sampling) -> Outcome {
     Desk::decode(ElementType::F32, choices, vec![row]).run().outcomes[0]
 }
 
-#[test]
 fn logits_that_are_not_finite_are_reported() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let damaged = [
@@ -36,7 +39,6 @@ fn logits_that_are_not_finite_are_reported() {
     assert_eq!((outcome.status, outcome.id), (1, 1));
 }
 
-#[test]
 fn a_damaged_row_leaves_others_alone() {
     let logits = Random(1).logits(ElementType::F32, 64, 3.0);
     let mut rows: Vec<Row> = (0..3).map(|slot| Row::single(slot, 0, hot(), &logits)).collect();
@@ -47,7 +49,6 @@ fn a_damaged_row_leaves_others_alone() {
     assert_eq!(outcomes[0], outcomes[2]);
 }
 
-#[test]
 fn ids_without_text_are_never_picked_nor_part_of_a_sum() {
     let mut logits = Random(1).logits(ElementType::F32, 80, 3.0);
     let text = logits.clone();
@@ -67,7 +68,6 @@ fn ids_without_text_are_never_picked_nor_part_of_a_sum() {
     assert_eq!(desk.run().outcomes[0].id, 59, "a bias does not give an id text");
 }
 
-#[test]
 fn staged_values_outside_the_domain_are_faults_that_name_them() {
     let base = Sampling::default();
     let cases = [
@@ -90,7 +90,6 @@ fn staged_values_outside_the_domain_are_faults_that_name_them() {
     }
 }
 
-#[test]
 fn options_that_nobody_staged_are_a_fault() {
     let mut row = Row::single(0, 0, Sampling::default(), &[0.0; 4]);
     (row.fact.place, row.fact.count) = (1, 2);
@@ -104,7 +103,6 @@ fn options_that_nobody_staged_are_a_fault() {
     assert!(error.contains("temperature of"), "{error}");
 }
 
-#[test]
 fn a_bias_past_the_vocabulary_is_a_fault() {
     for bias in [(4, 1.0), (0, f32::NAN)] {
         let row = Row::single(0, 0, Sampling { biases: 1, ..Sampling::default() }, &[0.0; 4]);
@@ -115,7 +113,6 @@ fn a_bias_past_the_vocabulary_is_a_fault() {
     }
 }
 
-#[test]
 fn launches_that_cannot_be_right_are_refused() {
     let row = Row::single(0, 0, Sampling::default(), &[0.0; 4]);
     for choices in [0, 5] {

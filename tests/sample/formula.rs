@@ -3,8 +3,12 @@
 use kernels::numerics::ElementType;
 use kernels::table::{IN_PROMPT, Sampling};
 
-use crate::desk::{Desk, Random, Row, Slot};
-use crate::naive::naive;
+use super::desk::{Desk, Random, Row, Slot};
+use super::naive::naive;
+
+tests::tests! {
+    any: greedy, temperature_alone, top_k_alone, top_p_alone, min_p_alone, presence_alone, frequency_alone, repetition_alone, bias_alone, all_together, a_large_vocabulary_with_many_ties;
+}
 
 const VOCAB: usize = 203;
 const CHOICES: usize = 197;
@@ -58,17 +62,14 @@ fn temperature(options: &mut Sampling, random: &mut Random) {
     options.temperature = random.within(0.2, 2.0);
 }
 
-#[test]
 fn greedy() {
     check("greedy", |_, _| {});
 }
 
-#[test]
 fn temperature_alone() {
     check("temperature", temperature);
 }
 
-#[test]
 fn top_k_alone() {
     check("top_k", |options, random| {
         temperature(options, random);
@@ -76,7 +77,6 @@ fn top_k_alone() {
     });
 }
 
-#[test]
 fn top_p_alone() {
     check("top_p", |options, random| {
         temperature(options, random);
@@ -84,7 +84,6 @@ fn top_p_alone() {
     });
 }
 
-#[test]
 fn min_p_alone() {
     check("min_p", |options, random| {
         temperature(options, random);
@@ -92,27 +91,22 @@ fn min_p_alone() {
     });
 }
 
-#[test]
 fn presence_alone() {
     check("presence", |options, random| options.presence = random.within(-2.0, 2.0));
 }
 
-#[test]
 fn frequency_alone() {
     check("frequency", |options, random| options.frequency = random.within(-2.0, 2.0));
 }
 
-#[test]
 fn repetition_alone() {
     check("repetition", |options, random| options.repetition = random.within(0.5, 2.0));
 }
 
-#[test]
 fn bias_alone() {
     check("bias", |options, random| options.biases = 1 + random.below(20) as u32);
 }
 
-#[test]
 fn all_together() {
     check("all", |options, random| {
         *options = Sampling {
@@ -132,7 +126,6 @@ fn all_together() {
 }
 
 /// The selections at a size where none of them fits in one go, with many equal logits.
-#[test]
 fn a_large_vocabulary_with_many_ties() {
     let mut random = Random(5);
     let logits: Vec<f32> =

@@ -3,11 +3,14 @@
 use kernels::numerics::ElementType;
 use kernels::table::{Sampling, TOPS};
 
-use crate::desk::{Desk, Random, Row, Slot};
-use crate::naive::naive;
+use super::desk::{Desk, Random, Row, Slot};
+use super::naive::naive;
+
+tests::tests! {
+    any: log_probabilities_of_all_choices_sum_to_one, tops_are_the_likeliest_in_order, no_option_changes_the_reported_distribution;
+}
 
 /// Every id of a row is picked once, forced by its bias: the reported probabilities sum to one.
-#[test]
 fn log_probabilities_of_all_choices_sum_to_one() {
     for (element, choices, spread) in [
         (ElementType::F32, 500, 0.0),
@@ -31,7 +34,6 @@ fn log_probabilities_of_all_choices_sum_to_one() {
     }
 }
 
-#[test]
 fn tops_are_the_likeliest_in_order() {
     for element in [ElementType::F32, ElementType::Bf16] {
         let logits = Random(8).logits(element, 700, 7.0);
@@ -58,7 +60,6 @@ fn tops_are_the_likeliest_in_order() {
     }
 }
 
-#[test]
 fn no_option_changes_the_reported_distribution() {
     let logits = Random(4).logits(ElementType::F32, 90, 2.0);
     let plain = Sampling { logprobs: 20, ..Sampling::default() };

@@ -1,14 +1,8 @@
-//! Sampling against naive f64 formulas, at its edges, as draws over many seeds, between guard bands, and a
-//! row alone against the same row among others.
+//! Sampling on the host device. `tests/gpu` runs the same tests with CUDA beside it.
 
-mod counts;
-mod desk;
-mod draws;
-mod edges;
-mod engine;
-mod faults;
-mod formula;
-mod logprobs;
-mod naive;
-mod options;
-mod rows;
+#[path = "mod.rs"]
+mod sample;
+
+fn main() -> std::process::ExitCode {
+    tests::listed::run_on_host(sample::all())
+}

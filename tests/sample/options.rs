@@ -3,13 +3,16 @@
 use kernels::table::Sampling;
 use runtime::sampling::SamplingOptions;
 
+tests::tests! {
+    host: every_option_outside_its_limits_is_named_with_its_value, the_ends_of_the_limits_are_accepted, the_staged_row_says_what_the_options_say, without_a_seed_every_row_has_its_own;
+}
+
 fn refused(change: impl FnOnce(&mut SamplingOptions)) -> String {
     let mut options = SamplingOptions::default();
     change(&mut options);
     options.check(100).unwrap_err().to_string()
 }
 
-#[test]
 fn every_option_outside_its_limits_is_named_with_its_value() {
     let says = |error: String, words: &[&str]| {
         assert!(words.iter().all(|word| error.contains(word)), "{error:?} lacks one of {words:?}");
@@ -34,7 +37,6 @@ fn every_option_outside_its_limits_is_named_with_its_value() {
     says(refused(|o| o.logit_bias = (0..513).map(|id| (id, 1.0)).collect()), &["logit_bias", "513", "512"]);
 }
 
-#[test]
 fn the_ends_of_the_limits_are_accepted() {
     let options = SamplingOptions {
         temperature: 2.0,
@@ -52,7 +54,6 @@ fn the_ends_of_the_limits_are_accepted() {
     assert_eq!(SamplingOptions::default().check(1), Ok(()));
 }
 
-#[test]
 fn the_staged_row_says_what_the_options_say() {
     let options = SamplingOptions {
         temperature: 0.7,
@@ -86,7 +87,6 @@ fn the_staged_row_says_what_the_options_say() {
     assert_eq!(greedy.to_row(), Sampling::default());
 }
 
-#[test]
 fn without_a_seed_every_row_has_its_own() {
     let options = SamplingOptions::default();
     assert_ne!(options.to_row().seed, options.to_row().seed);

@@ -3,7 +3,11 @@
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, Sampling};
 
-use crate::desk::{Desk, Random, Row, Slot, UNTOUCHED};
+use super::desk::{Desk, Random, Row, Slot, UNTOUCHED};
+
+tests::tests! {
+    any: a_row_alone_equals_the_row_among_many, the_order_of_rows_changes_nothing, a_launch_over_some_rows_touches_only_those, the_last_row_of_a_prompt_picks_for_its_slot;
+}
 
 const VOCAB: usize = 150;
 
@@ -35,7 +39,6 @@ fn crowd(element: ElementType, count: usize) -> Desk {
     desk
 }
 
-#[test]
 fn a_row_alone_equals_the_row_among_many() {
     for element in [ElementType::F32, ElementType::Bf16] {
         for count in [2, 3, 16, 33, 64] {
@@ -56,7 +59,6 @@ fn a_row_alone_equals_the_row_among_many() {
     }
 }
 
-#[test]
 fn the_order_of_rows_changes_nothing() {
     let desk = crowd(ElementType::F32, 40);
     let ran = desk.run();
@@ -67,7 +69,6 @@ fn the_order_of_rows_changes_nothing() {
     assert_eq!(turned_ran, ran);
 }
 
-#[test]
 fn a_launch_over_some_rows_touches_only_those() {
     let desk = crowd(ElementType::Bf16, 10);
     let all = desk.run();
@@ -81,7 +82,6 @@ fn a_launch_over_some_rows_touches_only_those() {
 }
 
 /// All rows of a prompt report, under the options of its first row; its last row picks for the slot.
-#[test]
 fn the_last_row_of_a_prompt_picks_for_its_slot() {
     let mut desk = crowd(ElementType::F32, 6);
     desk.kind = Kind::Prompt;

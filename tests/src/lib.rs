@@ -5,6 +5,7 @@ pub mod churn;
 pub mod differ;
 pub mod fixture;
 mod guarded;
+pub mod listed;
 pub mod luck;
 pub mod mirror;
 pub mod oracle;

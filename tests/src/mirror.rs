@@ -15,6 +15,11 @@ pub fn everywhere(device: Device) {
     assert!(EVERYWHERE.set(device).is_ok(), "scenes are mirrored once");
 }
 
+/// That device, if there is one.
+pub fn device() -> Option<Device> {
+    EVERYWHERE.get().cloned()
+}
+
 pub(crate) struct Mirror {
     pub(crate) device: Device,
     stream: Stream,
@@ -22,7 +27,7 @@ pub(crate) struct Mirror {
 
 impl Mirror {
     pub(crate) fn everywhere() -> Option<Mirror> {
-        EVERYWHERE.get().cloned().map(Mirror::new)
+        device().map(Mirror::new)
     }
 
     pub(crate) fn new(device: Device) -> Mirror {

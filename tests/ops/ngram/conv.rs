@@ -8,7 +8,7 @@ use tests::check::{Draw, Scene, Want, close, facts, r16, same};
 
 use crate::ops::formula::silu;
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, two_launches_are_one, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32;
 }

@@ -8,7 +8,7 @@ use tests::check::{Draw, Scene, close, facts, poisoned, same};
 
 use crate::ops::formula::{sigmoid, wide};
 
-tests! {
+tests::tests! {
     any: the_formula_in_bf16, a_row_alone_is_the_row_among_others;
     host: the_formula_in_f32, a_gate_of_zero_is_half_open;
 }

@@ -9,7 +9,7 @@ use kernels::state::RowRange;
 use kernels::table::{Fact, PREVIOUS};
 use tests::check::{Draw, Scene, facts, poisoned, same};
 
-tests! {
+tests::tests! {
     any: rows_are_gathered_in_bf16;
     host: the_rows_of_the_reference, every_n_gram_size_by_its_definition, rows_are_gathered_in_f32, a_row_past_the_table_is_refused;
 }
