@@ -14,7 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 
 use super::edge::HEADER_BYTES;
@@ -50,7 +50,7 @@ pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>)
                 });
             }
             // The client is gone already, or files are short: then some will be closed.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
 }
@@ -94,7 +94,7 @@ async fn serve(stream: TcpStream, router: Router, app: &App) {
         // Nobody may be there to read it.
         let _ = socket.write_all(error.to_http().as_bytes()).await;
     }
-    linger(socket).await;
+    linger(socket, app).await;
 }
 
 /// What a client is told whose request could not be read and whom nothing was told yet.
@@ -108,7 +108,7 @@ fn unread(error: &hyper::Error, watch: &Watch, app: &App) -> Option<ApiError> {
 /// Ends when the client has closed its side.
 async fn gone(watch: &Watch) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        sleep(LOOK).await;
         if watch.is_gone().await {
             return;
         }
@@ -117,7 +117,7 @@ async fn gone(watch: &Watch) {
 
 /// Closes a connection after its last answer. What the client still sends is dropped for a while: a system that
 /// closes with bytes unread would take the answer back.
-async fn linger(mut socket: Socket) {
+async fn linger(mut socket: Socket, app: &App) {
     if socket.shutdown().await.is_err() {
         return;
     }
@@ -131,5 +131,12 @@ async fn linger(mut socket: Socket) {
             }
         }
     };
-    let _ = timeout(time, drop_rest).await;
+    let hurried = async {
+        app.closing.cancelled().await;
+        sleep(LOOK).await;
+    };
+    tokio::select! {
+        _ = timeout(time, drop_rest) => {}
+        () = hurried => {}
+    }
 }
