@@ -56,7 +56,7 @@ async fn load(
     open: impl FnOnce() -> Result<OpenEngine, Failure> + Send + 'static,
 ) -> Result<OpenEngine, Failure> {
     let (said, opened) = oneshot::channel();
-    let thread = thread::Builder::new().name("loading".into());
+    let thread = thread::Builder::new().name("model".into());
     // Nobody waits for it any more if the server has ended.
     thread.spawn(move || drop(said.send(open()))).map_err(lost)?;
     opened

@@ -1,7 +1,7 @@
 //! Connections: accepting them, reading requests from them, and ending them in a way that clients understand.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -24,6 +25,8 @@ use super::state::App;
 
 /// Connections at once; more wait to be accepted.
 const CONNECTIONS: usize = 8192;
+/// Connections that the system keeps for us until they are accepted, if it allows so many.
+const WAITING: i32 = 4096;
 /// Bytes that a connection may hold of a head that is not complete. Beyond the limit on headers there must be room for
 /// the names and the request line.
 const BUFFER_BYTES: usize = 2 * HEADER_BYTES + 8192;
@@ -57,10 +60,24 @@ pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>)
 
 /// Binds the address before anything else is done.
 pub(crate) fn bind(host: &str, port: u16) -> io::Result<(std::net::TcpListener, SocketAddr)> {
-    let listener = std::net::TcpListener::bind((host, port))?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match listen_at(address) {
+            Ok(listener) => return listener.local_addr().map(|address| (listener, address)),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A port whose last owner has just ended can be had.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(WAITING)?;
+    Ok(socket.into())
 }
 
 /// One connection, from its first request to its end.
