@@ -311,18 +311,15 @@ fn the_first_reply_must_be_the_one_that_was_asked_for() {
 
 #[test]
 fn a_failed_engine_ends_every_stream_and_then_the_server() {
-    let settings = Settings {
-        port: 0,
-        lanes: 4,
-        failure_exit: Duration::from_secs(3),
-        ..Settings::default()
-    };
+    let settings =
+        Settings { port: 0, lanes: 4, failure_exit: Duration::from_secs(3), ..Settings::default() };
     let server = Server::bind(settings).expect("a free port");
     let address = server.address();
     let life = thread::spawn(move || {
         server.run(|| {
             // Far enough in that the first reply is made before.
-            let options = EngineOptions { planted: Some(Planted::Launch(40_000)), ..EngineOptions::default() };
+            let options =
+                EngineOptions { planted: Some(Planted::Launch(40_000)), ..EngineOptions::default() };
             let opened = engine::open(&tiny(), &options, &mut |_| {});
             Ok(opened.unwrap_or_else(|error| panic!("{error}")))
         })

@@ -28,6 +28,8 @@ pub(crate) struct App {
     pub(crate) cut: CancellationToken,
     /// One permit for every large body that may be in memory.
     pub(crate) large_bodies: Semaphore,
+    /// The turn to read a large body: tokens of one take much memory, and small ones should not wait behind it.
+    pub(crate) large_reader: Semaphore,
     /// Connections end as soon as they are idle.
     pub(crate) closing: CancellationToken,
     phase: RwLock<Phase>,
@@ -78,6 +80,7 @@ impl App {
             cut: CancellationToken::new(),
             closing: CancellationToken::new(),
             large_bodies: Semaphore::new(LARGE_BODIES),
+            large_reader: Semaphore::new(1),
             phase: RwLock::new(Phase::Loading),
             model: OnceLock::new(),
             seats: Arc::new(Semaphore::new(settings.lanes + settings.queue)),
