@@ -35,7 +35,7 @@ pub(crate) fn read(body: &[u8], app: &App, model: &Model) -> Result<Asked, ApiEr
 
 /// The prompts: a text, a list of ids, or a list of either.
 fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, ApiError> {
-    let wrong = "must be a string, a list of token ids, or a list of either";
+    let wrong = "must be a string, a list of token ids, a list of strings, or a list of such lists";
     let one = |value: &Value, path: &str| {
         let ids = match value {
             Value::String(text) => encode(text, path, model)?,
@@ -48,6 +48,9 @@ fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, ApiError> 
         None => Err(fields.wrong("prompt", "is missing")),
         Some(Value::Array(list)) if list.is_empty() => Err(fields.wrong("prompt", "is an empty list")),
         Some(Value::Array(list)) if !list[0].is_number() => {
+            if list.iter().any(|value| value.is_string() != list[0].is_string()) {
+                return Err(fields.wrong("prompt", wrong));
+            }
             list.iter().enumerate().map(|(at, value)| one(value, &format!("prompt[{at}]"))).collect()
         }
         Some(value) => Ok(vec![one(&value, "prompt")?]),
