@@ -22,7 +22,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/detokenize", post(replies::detokenize))
         .route_layer(from_fn(edge::with_json))
         .route("/v1/models", get(health::models))
-        .route("/v1/models/{name}", get(health::model))
+        .route("/v1/models/{*name}", get(health::model))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/metrics", get(health::metrics))
