@@ -87,7 +87,7 @@ impl Choices {
             let sink = Sink::new(move |event| {
                 // The seat is free before the client can know that the reply is over, and ask again.
                 if event.is_last() {
-                    seat = None;
+                    drop(seat.take());
                 }
                 sender.try_send((index, event)).map_err(|_| Gone)
             });
