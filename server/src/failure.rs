@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 /// The end of a command that did not do what it was asked.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// Something that must hold does not. Status 1.
     Check(String),
     /// The caller's fault: usage, a file, a prompt that does not fit. Status 2.
@@ -19,7 +19,8 @@ impl Failure {
         Failure::Input(error.to_string())
     }
 
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// The status of a process that ends this way.
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Check(_) => ExitCode::from(1),
             Failure::Input(_) => ExitCode::from(2),
