@@ -44,8 +44,9 @@ pub struct EngineOptions {
     pub graphs: bool,
     /// The cache classes; requests name one by its number.
     pub classes: Vec<Class>,
-    /// Bytes for the pages of each class that does not say how many it has; none: 256 MiB, and what the longest
-    /// context takes at least.
+    /// Bytes for the pages of each class that does not say how many it has. None: as many pages as its lanes can use,
+    /// as far as they fit 256 MiB on the host device, or nine tenths of what else is free on a CUDA device; what the
+    /// longest context takes at least.
     pub page_memory: Option<u64>,
     /// Lanes of a slab: what is made at start, and each time that more are needed.
     pub slab_lanes: u16,
@@ -153,16 +154,21 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(opened: &Opened, options: &EngineOptions) -> Result<Sizes, Error> {
+    /// Sizes for a device with `free` bytes, all of them for this model; none: for the host's.
+    fn new(opened: &Opened, options: &EngineOptions, free: Option<usize>) -> Result<Sizes, Error> {
         options.check()?;
         let mut options = options.clone();
-        let mut layouts = Vec::new();
+        let (mut layouts, mut open) = (Vec::new(), Vec::new());
         for class in &mut options.classes {
             let asked = Some(class.context).filter(|context| *context > 0);
             class.context = opened.context(asked, DEFAULT_CONTEXT)?;
             let layout = LaneLayout::new(&opened.checkpoint.config, options.element, class.context as usize);
             if class.pages == 0 {
-                class.pages = pages(&layout, class.lanes, options.page_memory)?;
+                class.pages = match options.page_memory {
+                    Some(memory) => pages(&layout, class.lanes, memory)?,
+                    None => layout.pages_per_lane as u32,
+                };
+                open.extend(options.page_memory.is_none().then_some(layouts.len()));
             }
             layouts.push(Arc::new(layout));
         }
@@ -177,7 +183,18 @@ impl Sizes {
             context,
             edits: rows / 64 + picked,
         };
-        Ok(Sizes { options, layouts, limits })
+        let mut sizes = Sizes { options, layouts, limits };
+        let spare = free.map(|free| free.saturating_sub(sizes.memory_plan(opened).bytes()) as u64);
+        for &at in &open {
+            let (class, layout) = (&mut sizes.options.classes[at], &sizes.layouts[at]);
+            let (least, most) = (class.pages, class.pages.saturating_mul(class.lanes.into()));
+            let pages = match spare {
+                Some(spare) => least.saturating_add(fitting(layout, spare / open.len() as u64 * 9 / 10)),
+                None => fitting(layout, PAGE_BYTES),
+            };
+            class.pages = pages.clamp(least, most);
+        }
+        Ok(sizes)
     }
 
     fn memory_plan(&self, opened: &Opened) -> MemoryPlan {
@@ -196,19 +213,20 @@ impl Sizes {
     }
 }
 
-/// Pages that a class of `lanes` can use and that fit `memory`, or, where nothing was asked for, that fit the
-/// default and hold the longest context at least.
-fn pages(layout: &LaneLayout, lanes: u16, memory: Option<u64>) -> Result<u32, Error> {
+/// Pages that fit so many bytes.
+fn fitting(layout: &LaneLayout, bytes: u64) -> u32 {
+    u32::try_from(bytes / layout.page_bytes.max(1) as u64).unwrap_or(u32::MAX)
+}
+
+/// Pages that a class of `lanes` can use and that fit `memory`.
+fn pages(layout: &LaneLayout, lanes: u16, memory: u64) -> Result<u32, Error> {
     let per_lane = layout.pages_per_lane as u32;
-    let most = per_lane.saturating_mul(lanes.into());
-    let fitting = |bytes: u64| u32::try_from(bytes / layout.page_bytes.max(1) as u64).unwrap_or(u32::MAX);
-    let Some(memory) = memory else { return Ok(fitting(PAGE_BYTES).clamp(per_lane, most)) };
-    match fitting(memory) {
+    match fitting(layout, memory) {
         0 => Err(Error::Setting(format!(
             "--memory {memory} holds no page: one takes {} bytes, and the longest context {per_lane} of them",
             layout.page_bytes
         ))),
-        fitting => Ok(fitting.min(most)),
+        fitting => Ok(fitting.min(per_lane.saturating_mul(lanes.into()))),
     }
 }
 
@@ -217,7 +235,7 @@ fn pages(layout: &LaneLayout, lanes: u16, memory: Option<u64>) -> Result<u32, Er
 /// # Errors
 /// A setting cannot be honoured.
 pub fn memory_plan(opened: &Opened, options: &EngineOptions) -> Result<MemoryPlan, Error> {
-    Ok(Sizes::new(opened, options)?.memory_plan(opened))
+    Ok(Sizes::new(opened, options, None)?.memory_plan(opened))
 }
 
 /// An engine with what turns text into ids and back.
@@ -256,7 +274,8 @@ pub fn open_opened(
     let device = options.place.open(options.element, options.poison, options.host_memory)?;
     progress(Progress::Device(device.describe()));
     options.place.takes(&opened.checkpoint.config)?;
-    let sizes = Sizes::new(&opened, options)?;
+    let free = (options.place != Place::Host).then(|| device.free_bytes());
+    let sizes = Sizes::new(&opened, options, free)?;
     opened.unused().into_iter().for_each(&mut *progress);
     let plan = sizes.memory_plan(&opened);
     progress(Progress::Plan(plan.clone()));
@@ -313,4 +332,45 @@ pub fn open_opened(
     device.plant(engine.options.planted);
     warm(&mut engine)?;
     Ok(OpenEngine { engine, tokenizer, chat })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny");
+
+    /// Pages of every class, and whether the plan fits.
+    fn pages_for(options: &EngineOptions, free: usize) -> (Vec<u32>, bool) {
+        let form = options.place.form(options.element, options.table);
+        let opened = Opened::with(Path::new(TINY), form, options.load).expect("the model opens");
+        let sizes = Sizes::new(&opened, options, Some(free)).expect("the sizes are good");
+        let fits = sizes.memory_plan(&opened).check(free).is_ok();
+        (sizes.options.classes.iter().map(|class| class.pages).collect(), fits)
+    }
+
+    #[test]
+    fn pages_take_what_is_left_as_far_as_lanes_can_use_it() {
+        let mut options = EngineOptions::default();
+        let lane = 32_768 / 64;
+        // Room for everything.
+        assert_eq!(pages_for(&options, 64 << 30), (vec![lane * 16], true));
+        // Room for some of it: the plan fits, and a tenth of the rest at most stays.
+        let (some, fits) = pages_for(&options, 1 << 30);
+        assert!(fits && (lane..lane * 16).contains(&some[0]), "{some:?}");
+        let (more, fits) = pages_for(&options, (1 << 30) + (100 << 20));
+        assert!(fits && more[0] > some[0], "{more:?} and {some:?}");
+        // No room: one context, and the plan says that it does not fit.
+        assert_eq!(pages_for(&options, 1 << 20), (vec![lane], false));
+        // Two classes share.
+        let small = Class { context: 1024, lanes: 4, pages: 0 };
+        options.classes = vec![Class::default(), small.clone(), Class { pages: 3, ..small }];
+        let (shared, fits) = pages_for(&options, 1 << 30);
+        assert!(fits && shared[0] < some[0] && shared[1] == 64 && shared[2] == 3, "{shared:?}");
+        // What was asked for is what there is.
+        options.classes = vec![Class::default()];
+        options.page_memory = Some(10 << 20);
+        let (asked, _) = pages_for(&options, 64 << 30);
+        assert!(asked[0] < lane, "{asked:?}");
+    }
 }

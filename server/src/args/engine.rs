@@ -86,8 +86,9 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) context: ContextArgs,
 
-    /// Memory for the pages that the lanes share, in bytes or with K, M, G or T; 256M, and at least one
-    /// sequence of the longest context, if not given.
+    /// Memory for the pages that the lanes share, in bytes or with K, M, G or T. If not given: as many pages as the
+    /// lanes can use, within 256M on the host device and nine tenths of the free memory on CUDA; one sequence of the
+    /// longest context at least.
     #[arg(long, env = "ROUNDHOUSE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<ByteSize>,
 
