@@ -1,0 +1,161 @@
+//! The queue has an end: who does not fit is told so at once, and when to come again.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::client::{Ask, Connection};
+use crate::events::Stream;
+use crate::prompts::{CHAT, COMPLETIONS, chat, completion, endless, with};
+use crate::server::{Server, streamed};
+
+crate::tests! {
+    ;
+    a_full_queue_is_429_with_a_time,
+    a_refused_request_is_answered_in_under_50_ms_under_load,
+    several_choices_enter_together_or_not_at_all,
+    waiting_requests_are_served_in_turn,
+    health_answers_in_a_burst,
+}
+
+/// Fills lanes and queue with streams that go on.
+fn fill(server: &Server, lanes: usize, waiting: usize) -> (Vec<Stream>, Vec<Connection>) {
+    let mut running: Vec<Stream> = (0..lanes).map(|_| server.begin(CHAT, &endless(1800))).collect();
+    running.iter_mut().for_each(|stream| stream.read(2));
+    let waits = (0..waiting).map(|_| {
+        let mut connection = server.connect();
+        connection.send(&Ask::post(CHAT, &streamed(&chat("Spell garden backwards."))).bytes()).unwrap();
+        connection
+    });
+    let waits = waits.collect();
+    server.reaches(Duration::from_secs(5), |load| (load.0, load.1) == (lanes as f64, waiting as f64));
+    (running, waits)
+}
+
+/// R26: bounded, with a hint, and never a 500.
+fn a_full_queue_is_429_with_a_time() {
+    let server = Server::start(&["--lanes", "2", "--queue", "3"]);
+    let (running, waits) = fill(&server, 2, 3);
+    let mut connection = server.connect();
+    for (path, body) in [(CHAT, chat("Hello!")), (COMPLETIONS, completion("Hello"))] {
+        for body in [body.clone(), streamed(&body)] {
+            let full = connection.ask(&Ask::post(path, &body));
+            let error = full.error(429);
+            assert_eq!(error["type"], "rate_limit_error");
+            let seconds: u32 = full.head.get("retry-after").expect("a time").parse().expect("seconds");
+            assert!((1..=600).contains(&seconds));
+            assert!(!full.head.closes());
+        }
+    }
+    // A bad request is bad, full or not.
+    connection.ask(&Ask::post(CHAT, &with(chat("Hello!"), json!({"n": 0})))).names("n");
+    drop(running);
+    for wait in waits {
+        assert_eq!(Stream::new(wait).whole().good().choices[&0].text, "n-e-d-r-a-g.");
+    }
+    connection.ask(&Ask::post(CHAT, &chat("Hello!"))).good();
+    server.idle_within(Duration::from_secs(5));
+    let counted = server.metrics().sum("roundhouse_requests_total", &[("status", "429")]);
+    assert_eq!(counted, 4.0);
+}
+
+fn a_refused_request_is_answered_in_under_50_ms_under_load() {
+    let server = Server::start(&["--lanes", "16", "--queue", "1"]);
+    let (running, waits) = fill(&server, 16, 1);
+    // The streams are read, as clients do.
+    let readers: Vec<_> =
+        running.into_iter().map(|mut stream| thread::spawn(move || drop(stream.rest_of()))).collect();
+    let refusals: [(u16, Ask); 5] = [
+        (429, Ask::post(CHAT, &chat("Hello!"))),
+        (429, Ask::post(CHAT, &streamed(&chat("Hello!")))),
+        (400, Ask::post(CHAT, &with(chat("Hello!"), json!({"reasoning_efort": "low"})))),
+        (404, Ask::post(CHAT, &with(chat("Hello!"), json!({"model": "x"})))),
+        (400, Ask::raw(CHAT, "{")),
+    ];
+    let mut took = Vec::new();
+    let mut kept = server.connect();
+    for turn in 0..30 {
+        for (status, ask) in &refusals {
+            let start = Instant::now();
+            if turn % 2 == 0 {
+                kept.ask(ask).error(*status);
+            } else {
+                server.ask(ask).error(*status);
+            }
+            took.push(start.elapsed());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(server.load().0, 16.0, "the load has lasted");
+    took.sort();
+    println!(
+        "refused under 16 streams in {:?} (median), {:?} (slowest of {})",
+        took[took.len() / 2],
+        took[took.len() - 1],
+        took.len()
+    );
+    assert!(took[took.len() - 1] < Duration::from_millis(50), "{:?}", &took[took.len() - 5..]);
+    drop((server, waits));
+    readers.into_iter().for_each(|reader| reader.join().expect("a reader"));
+}
+
+fn several_choices_enter_together_or_not_at_all() {
+    let server = Server::start(&["--lanes", "2", "--queue", "2"]);
+    let (running, waits) = fill(&server, 2, 1);
+    server.post(CHAT, &with(chat("Hello!"), json!({"n": 2}))).error(429);
+    server.post(COMPLETIONS, &with(completion(""), json!({"prompt": ["a", "b"]}))).error(429);
+    server.reaches(Duration::from_secs(1), |(_, waiting, _)| waiting == 1.0);
+    drop((running, waits));
+    server.idle_within(Duration::from_secs(3));
+    server.post(CHAT, &with(chat("Hello!"), json!({"n": 4}))).good();
+    // More than lanes and queue ever hold is refused, not waited for.
+    let never = server.post(CHAT, &with(chat("Hello!"), json!({"n": 5}))).status();
+    assert!([400, 429].contains(&never), "{never}");
+    server.idle_within(Duration::from_secs(3));
+}
+
+fn waiting_requests_are_served_in_turn() {
+    let server = Server::start(&["--lanes", "1", "--queue", "8"]);
+    let mut first = server.begin(CHAT, &endless(100));
+    first.read(1);
+    let waits: Vec<_> = (0..6)
+        .map(|at| {
+            let mut connection = server.connect();
+            connection.send(&Ask::post(CHAT, &endless(10)).bytes()).unwrap();
+            server.reaches(Duration::from_secs(2), |(_, waiting, _)| waiting == f64::from(at + 1));
+            thread::spawn(move || {
+                connection.response().unwrap().good();
+                Instant::now()
+            })
+        })
+        .collect();
+    first.rest_of().unwrap().good();
+    let ends: Vec<Instant> = waits.into_iter().map(|wait| wait.join().expect("a reply")).collect();
+    assert!(ends.is_sorted(), "{ends:?}");
+}
+
+/// R24: health is not behind the requests.
+fn health_answers_in_a_burst() {
+    let server = Server::start(&["--queue", "64"]);
+    let burst: Vec<Connection> = (0..400)
+        .map(|at| {
+            let mut connection = server.connect();
+            let body = with(endless(100), json!({"stream": at % 2 == 0}));
+            connection.send(&Ask::post(CHAT, &body).bytes()).unwrap();
+            connection
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    for _ in 0..100 {
+        for path in ["/health", "/ready", "/metrics"] {
+            let start = Instant::now();
+            assert_eq!(server.get(path).status(), 200);
+            slowest = slowest.max(start.elapsed());
+        }
+    }
+    println!("slowest of 300 looks in a burst of {}: {slowest:?}", burst.len());
+    assert!(slowest < Duration::from_millis(250), "{slowest:?}");
+    drop(burst);
+    server.idle_within(Duration::from_secs(5));
+}
