@@ -16,11 +16,7 @@ const PROMPT: &str = "Tell me a short story about Mia the fox and the lamp.";
 /// `roundhouse generate --json` of the prompt with options.
 fn line(options: &[&str]) -> Value {
     let mut command = bare();
-    command
-        .arg("generate")
-        .arg(tiny())
-        .args(["--prompt", PROMPT, "--json", "--context", "2048"])
-        .args(options);
+    command.arg("generate").arg(tiny()).args(["--prompt", PROMPT, "--json"]).args(options);
     let output = command.stderr(Stdio::inherit()).output().expect("the binary starts");
     assert!(output.status.success(), "{options:?}");
     serde_json::from_slice(&output.stdout).expect("one JSON object")

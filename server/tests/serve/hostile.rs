@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::client::{Ask, Connection};
 use crate::events::Stream;
 use crate::prompts::{CHAT, chat, endless, with};
-use crate::server::{Server, streamed};
+use crate::server::{Server, lasting, streamed};
 
 crate::tests! {
     requests_sent_byte_by_byte_are_the_whole_requests,
@@ -278,7 +278,7 @@ fn a_length_and_chunks_at_once_are_not_two_requests() {
 
 fn garbage_ends_its_connection_only() {
     let server = Server::start(&["--header-timeout", "1"]);
-    let mut running = server.begin(CHAT, &endless(200));
+    let mut running = server.begin(CHAT, &endless(lasting(1000)));
     let mut random = Random::new(5);
     let noise: Vec<u8> = (0..4096).map(|_| random.below(256) as u8).collect();
     let garbage: [&[u8]; 8] = [
@@ -300,7 +300,7 @@ fn garbage_ends_its_connection_only() {
         }
         assert!(connection.closed_after(Duration::from_secs(5)).is_some(), "{bytes:?} holds its connection");
     }
-    assert_eq!(running.rest_of().unwrap().good().usage.unwrap()["completion_tokens"], 200);
+    assert_eq!(running.rest_of().unwrap().good().usage.unwrap()["completion_tokens"], lasting(1000));
 }
 
 fn a_client_that_asks_before_it_sends_is_told_to_go_on() {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::client::{Ask, error_object};
-use crate::prompts::{CHAT, chat, endless, with};
-use crate::server::{Server, run, serve};
+use crate::prompts::{CHAT, chat, endless, unending, with};
+use crate::server::{Server, lasting, run, serve};
 
 crate::tests! {
     a_port_in_use_is_told_before_loading,
@@ -130,14 +130,15 @@ fn is_refused(address: SocketAddr) -> bool {
 }
 
 fn a_signal_lets_replies_end_and_takes_no_more() {
+    let tokens = lasting(500);
     for signal in ["TERM", "INT"] {
         let mut server = Server::start(&["--drain", "60"]);
-        let mut streams: Vec<_> = (0..4).map(|_| server.begin(CHAT, &endless(150))).collect();
+        let mut streams: Vec<_> = (0..4).map(|_| server.begin(CHAT, &endless(tokens))).collect();
         streams.iter_mut().for_each(|stream| stream.read(3));
         let mut open = server.connect();
         open.ask(&Ask::get("/health")).good();
         let mut whole = server.connect();
-        whole.send(&Ask::post(CHAT, &endless(150)).bytes()).unwrap();
+        whole.send(&Ask::post(CHAT, &endless(tokens)).bytes()).unwrap();
         server.reaches(Duration::from_secs(5), |(lanes, _, _)| lanes == 5.0);
         server.signal(signal);
         thread::sleep(Duration::from_millis(100));
@@ -146,9 +147,9 @@ fn a_signal_lets_replies_end_and_takes_no_more() {
         assert!(refused.head.closes() && refused.head.get("retry-after").is_some(), "{:?}", refused.head);
         assert!(is_refused(server.address), "the listener is open");
         for mut stream in streams {
-            assert_eq!(stream.rest_of().unwrap().good().usage.unwrap()["completion_tokens"], 150);
+            assert_eq!(stream.rest_of().unwrap().good().usage.unwrap()["completion_tokens"], tokens);
         }
-        assert_eq!(whole.response().unwrap().good()["usage"]["completion_tokens"], 150);
+        assert_eq!(whole.response().unwrap().good()["usage"]["completion_tokens"], tokens);
         let status = server.ended_within(Duration::from_secs(5)).expect("all replies are done, so it ends");
         assert_eq!(status.code(), Some(0), "{}", server.notes().text());
     }
@@ -166,10 +167,10 @@ fn a_signal_with_nothing_to_do_ends_at_once() {
 
 fn replies_that_outlast_the_drain_are_cut_with_an_error() {
     let mut server = Server::start(&["--drain", "1"]);
-    let mut stream = server.begin(CHAT, &endless(2000));
+    let mut stream = server.begin(CHAT, &unending());
     stream.read(3);
     let mut whole = server.connect();
-    whole.send(&Ask::post(CHAT, &endless(2000)).bytes()).unwrap();
+    whole.send(&Ask::post(CHAT, &unending()).bytes()).unwrap();
     server.reaches(Duration::from_secs(5), |(lanes, _, _)| lanes == 2.0);
     let start = Instant::now();
     server.signal("TERM");
@@ -189,7 +190,7 @@ fn replies_that_outlast_the_drain_are_cut_with_an_error() {
 
 fn a_second_signal_ends_at_once() {
     let mut server = Server::start(&["--drain", "60"]);
-    let mut stream = server.begin(CHAT, &endless(2000));
+    let mut stream = server.begin(CHAT, &unending());
     stream.read(3);
     server.signal("TERM");
     thread::sleep(Duration::from_millis(300));
@@ -213,7 +214,7 @@ fn a_signal_while_loading_ends() {
 /// U9, U10: no worker outlives the process, and the port is free for the next.
 fn a_kill_leaves_nothing_behind() {
     let mut server = Server::start(&[]);
-    let mut stream = server.begin(CHAT, &with(endless(2000), json!({"n": 2})));
+    let mut stream = server.begin(CHAT, &with(unending(), json!({"n": 2})));
     stream.read(3);
     for thread in server.threads().keys() {
         let children = fs::read_to_string(format!("/proc/{}/task/{thread}/children", server.pid()));

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::server::context;
+
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
@@ -38,6 +40,11 @@ pub(crate) fn endless(tokens: u32) -> Value {
             "max_tokens": tokens, "ignore_eos": true,
         }),
     )
+}
+
+/// A reply that fills the context, and so lasts for seconds.
+pub(crate) fn unending() -> Value {
+    endless(context() - 100)
 }
 
 /// A reply made of the bytes of `characters`, each a token of its own, in random order: whole characters, halves of

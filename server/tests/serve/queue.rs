@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::client::{Ask, Connection};
 use crate::events::Stream;
-use crate::prompts::{CHAT, COMPLETIONS, chat, completion, endless, with};
-use crate::server::{Server, streamed};
+use crate::prompts::{CHAT, COMPLETIONS, chat, completion, endless, unending, with};
+use crate::server::{Server, lasting, streamed};
 
 crate::tests! {
     ;
@@ -21,7 +21,7 @@ crate::tests! {
 
 /// Fills lanes and queue with streams that go on.
 fn fill(server: &Server, lanes: usize, waiting: usize) -> (Vec<Stream>, Vec<Connection>) {
-    let mut running: Vec<Stream> = (0..lanes).map(|_| server.begin(CHAT, &endless(1800))).collect();
+    let mut running: Vec<Stream> = (0..lanes).map(|_| server.begin(CHAT, &unending())).collect();
     running.iter_mut().for_each(|stream| stream.read(2));
     let waits = (0..waiting).map(|_| {
         let mut connection = server.connect();
@@ -117,7 +117,7 @@ fn several_choices_enter_together_or_not_at_all() {
 
 fn waiting_requests_are_served_in_turn() {
     let server = Server::start(&["--lanes", "1", "--queue", "8"]);
-    let mut first = server.begin(CHAT, &endless(100));
+    let mut first = server.begin(CHAT, &endless(lasting(500)));
     first.read(1);
     let waits: Vec<_> = (0..6)
         .map(|at| {
@@ -141,7 +141,7 @@ fn health_answers_in_a_burst() {
     let burst: Vec<Connection> = (0..400)
         .map(|at| {
             let mut connection = server.connect();
-            let body = with(endless(100), json!({"stream": at % 2 == 0}));
+            let body = with(endless(lasting(250)), json!({"stream": at % 2 == 0}));
             connection.send(&Ask::post(CHAT, &body).bytes()).unwrap();
             connection
         })

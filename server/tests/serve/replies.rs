@@ -20,7 +20,8 @@ crate::tests! {
     short_questions_do_not_think_unless_asked,
     finish_reasons_are_true,
     choices_of_several_prompts_are_in_order,
-    legacy_logprobs_line_up_with_the_text;
+    legacy_logprobs_line_up_with_the_text,
+    a_silent_stream_is_kept_alive;
 }
 
 /// A whole reply and the same one streamed.
@@ -341,4 +342,18 @@ fn legacy_logprobs_line_up_with_the_text() {
         assert!((1..=3).contains(&top.len()), "{top:?}");
         assert_eq!(top.get(token), Some(&logprobs["token_logprobs"][at]), "greedy picks the likeliest");
     }
+}
+
+/// Nothing is sent while a long prompt is computed, and clients and proxies give up on silence.
+fn a_silent_stream_is_kept_alive() {
+    let prompt: Vec<u32> = (0..7000).map(|at| 256 + at % 1700).collect();
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 3, "temperature": 0});
+    let comments = |seconds: &str| {
+        let server = Server::start(&["--context", "8192", "--keep-alive", seconds]);
+        let mut stream = server.begin(COMPLETIONS, &body);
+        stream.rest_of().unwrap().good();
+        stream.comments()
+    };
+    assert!(comments("0.02") >= 2);
+    assert_eq!(comments("60"), 0);
 }

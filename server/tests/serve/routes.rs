@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Ask, Response};
 use crate::prompts::{CHAT, COMPLETIONS, chat, completion, with};
-use crate::server::{Server, run, serve};
+use crate::server::{Server, context, run, serve};
 
 crate::tests! {
     models_name_the_model_that_is_served,
@@ -26,7 +26,7 @@ fn models_name_the_model_that_is_served() {
     assert_eq!(models["object"], "list");
     let model = &models["data"][0];
     assert_eq!((&model["id"], &model["object"]), (&json!("tiny"), &json!("model")));
-    assert_eq!(model["max_model_len"], 2048);
+    assert_eq!(model["max_model_len"], context());
     assert!(model["created"].is_u64() && model["owned_by"].is_string());
     assert_eq!(models["data"].as_array().unwrap().len(), 1);
 
@@ -106,7 +106,7 @@ fn tokens_go_to_text_and_back() {
     {
         let tokens = server.post("/tokenize", &json!({"prompt": text})).good();
         let list = tokens["tokens"].as_array().unwrap();
-        assert_eq!((&tokens["count"], &tokens["max_model_len"]), (&json!(list.len()), &json!(2048)));
+        assert_eq!((&tokens["count"], &tokens["max_model_len"]), (&json!(list.len()), &json!(context())));
         assert_eq!(server.post("/detokenize", &json!({"tokens": list})).good(), json!({"prompt": text}));
     }
     let refused = |path: &str, body: Value, field: &str| server.post(path, &body).names(field);

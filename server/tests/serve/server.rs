@@ -47,6 +47,21 @@ pub(crate) fn tiny() -> PathBuf {
     tests::fixture::repository("models/tiny")
 }
 
+/// Where servers run: on the host device, unless `ROUNDHOUSE_TEST_DEVICE` names another.
+fn device() -> String {
+    env::var("ROUNDHOUSE_TEST_DEVICE").unwrap_or_else(|_| "host".into())
+}
+
+/// Tokens of a lone reply that lasts about this long on the device, or somewhat longer.
+pub(crate) fn lasting(milliseconds: u32) -> u32 {
+    milliseconds * if device() == "host" { 4 } else { 30 } / 10
+}
+
+/// Positions of a context: a reply that fills it lasts for seconds, and all lanes have pages for it.
+pub(crate) fn context() -> u32 {
+    if device() == "host" { 2048 } else { 32_768 }
+}
+
 /// The binary with no settings from the environment. A packed test program is told where it lies.
 pub(crate) fn bare() -> Command {
     let built = || option_env!("CARGO_BIN_EXE_roundhouse").map(PathBuf::from);
@@ -57,7 +72,7 @@ pub(crate) fn bare() -> Command {
             binary.env_remove(name);
         }
     }
-    let device = env::var("ROUNDHOUSE_TEST_DEVICE").unwrap_or_else(|_| "host".into());
+    let device = device();
     if device == "host" {
         // Every machine shows the same.
         binary.env("CUDA_VISIBLE_DEVICES", "");
@@ -66,12 +81,15 @@ pub(crate) fn bare() -> Command {
     binary
 }
 
-/// `roundhouse serve` of the demo model on a free port, with short contexts so that all lanes have pages.
+/// `roundhouse serve` of the demo model on a free port, with [`context`] and pages for all lanes unless `options` say
+/// otherwise.
 pub(crate) fn serve(options: &[&str]) -> Command {
     let mut command = bare();
     command.arg("serve").arg(tiny()).args(["--port", "0"]).args(options);
-    if !options.contains(&"--context") {
-        command.args(["--context", "2048"]);
+    for (option, value) in [("--context", context().to_string()), ("--memory", "5G".into())] {
+        if !options.contains(&option) {
+            command.args([option, &value]);
+        }
     }
     command
 }
