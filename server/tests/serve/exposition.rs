@@ -1,4 +1,4 @@
-//! The text form of metrics, read strictly: what is not in the format is a panic that shows the line.
+//! The text form of metrics, read strictly: what is not in the format is an error that shows the line.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -24,52 +24,59 @@ struct Sample {
     value: f64,
 }
 
+/// Ends a function with an error unless something holds.
+macro_rules! need {
+    ($holds:expr, $($why:tt)+) => {
+        if !$holds {
+            return Err(format!($($why)+));
+        }
+    };
+}
+
 impl Metrics {
     #[track_caller]
     pub(crate) fn of(response: &Response) -> Metrics {
         assert_eq!(response.status(), 200, "{}", response.text());
         let kind = response.head.get("content-type").unwrap_or_default();
         assert!(kind.starts_with("text/plain; version=0.0.4"), "content type {kind:?}");
-        Metrics::parse(&response.text())
+        Metrics::parse(&response.text()).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    #[track_caller]
-    pub(crate) fn parse(text: &str) -> Metrics {
-        assert!(text.ends_with('\n'), "the last line has no end");
+    pub(crate) fn parse(text: &str) -> Result<Metrics, String> {
+        need!(text.ends_with('\n'), "the last line has no end");
         let mut families: BTreeMap<String, Family> = BTreeMap::new();
         let mut helped = HashSet::new();
         let mut current = String::new();
         for line in text.lines() {
             if let Some(help) = line.strip_prefix("# HELP ") {
-                let (name, help) = help.split_once(' ').unwrap_or_else(|| panic!("no help in {line}"));
-                assert!(!help.trim().is_empty() && helped.insert(name.to_owned()), "{line}");
+                let (name, help) = help.split_once(' ').ok_or_else(|| format!("no help in {line}"))?;
+                need!(
+                    !help.trim().is_empty() && helped.insert(name.to_owned()),
+                    "help again, or none: {line}"
+                );
             } else if let Some(kind) = line.strip_prefix("# TYPE ") {
-                let (name, kind) = kind.split_once(' ').unwrap_or_else(|| panic!("no type in {line}"));
-                assert!(is_name(name), "{line}");
-                assert!(helped.contains(name), "no help before {line}");
-                assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                let (name, kind) = kind.split_once(' ').ok_or_else(|| format!("no type in {line}"))?;
+                need!(is_name(name) && helped.contains(name), "no name, or no help before {line}");
+                need!(["counter", "gauge", "histogram"].contains(&kind), "an unknown type: {line}");
                 let family = Family { kind: kind.into(), samples: Vec::new() };
-                assert!(families.insert(name.into(), family).is_none(), "a type again: {line}");
+                need!(families.insert(name.into(), family).is_none(), "a type again: {line}");
                 current = name.into();
             } else {
-                let sample = Sample::parse(line);
-                let family = families.get_mut(&current).unwrap_or_else(|| panic!("no type before {line}"));
+                let sample = Sample::parse(line)?;
+                let family = families.get_mut(&current).ok_or_else(|| format!("no type before {line}"))?;
                 let rest = sample.name.strip_prefix(&current);
-                let rest = rest.unwrap_or_else(|| panic!("not of {current}: {line}"));
-                let allowed: &[&str] =
+                let ends: &[&str] =
                     if family.kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
-                assert!(allowed.contains(&rest), "not of {current}: {line}");
+                need!(rest.is_some_and(|rest| ends.contains(&rest)), "not of {current}: {line}");
                 let same = |other: &Sample| other.name == sample.name && other.labels == sample.labels;
-                assert!(!family.samples.iter().any(same), "twice: {line}");
-                if family.kind != "gauge" {
-                    assert!(sample.value >= 0.0, "{line}");
-                }
+                need!(!family.samples.iter().any(same), "twice: {line}");
+                need!(family.kind == "gauge" || sample.value >= 0.0, "below zero: {line}");
                 family.samples.push(sample);
             }
         }
         let metrics = Metrics { families };
-        metrics.families.iter().for_each(|(name, family)| family.check(name));
-        metrics
+        metrics.families.iter().try_for_each(|(name, family)| family.check(name))?;
+        Ok(metrics)
     }
 
     /// Every name and its type, one a line.
@@ -77,7 +84,7 @@ impl Metrics {
         self.families.iter().map(|(name, family)| format!("{name} {}\n", family.kind)).collect()
     }
 
-    /// The sum over all label sets that hold `labels`. Nothing if there is no such metric.
+    /// The sum over all label sets that hold `labels`.
     #[track_caller]
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let family = ["", "_bucket", "_sum", "_count"]
@@ -105,84 +112,95 @@ impl Metrics {
 }
 
 impl Family {
-    fn check(&self, name: &str) {
-        assert!(
-            name.starts_with("roundhouse_") || name.starts_with("process_"),
-            "a name without prefix: {name}"
+    fn check(&self, name: &str) -> Result<(), String> {
+        need!(["roundhouse_", "process_"].iter().any(|prefix| name.starts_with(prefix)), "no prefix: {name}");
+        need!(
+            (self.kind == "counter") == name.ends_with("_total"),
+            "_total is of counters: {name} {}",
+            self.kind
         );
-        if self.kind == "counter" {
-            assert!(name.ends_with("_total"), "a counter without _total: {name}");
-        } else {
-            assert!(!name.ends_with("_total"), "a {} with _total: {name}", self.kind);
-        }
         if self.kind != "histogram" {
-            return;
+            return Ok(());
         }
-        let without_le = |sample: &Sample| {
-            sample.labels.iter().filter(|(name, _)| name != "le").cloned().collect::<Vec<_>>()
+        let without_bound = |sample: &Sample| -> Vec<(String, String)> {
+            sample.labels.iter().filter(|(name, _)| name != "le").cloned().collect()
         };
+        need!(self.samples.iter().any(|sample| sample.name.ends_with("_count")), "{name} has no count");
         for count in self.samples.iter().filter(|sample| sample.name.ends_with("_count")) {
-            let own = |sample: &&Sample| without_le(sample) == count.labels;
-            let buckets: Vec<&Sample> =
-                self.samples.iter().filter(|sample| sample.name.ends_with("_bucket")).filter(own).collect();
-            let bounds: Vec<f64> = buckets.iter().map(|bucket| bucket.le()).collect();
-            assert!(bounds.is_sorted_by(|a, b| a < b), "bounds of {name}: {bounds:?}");
-            assert!(buckets.is_sorted_by(|a, b| a.value <= b.value), "buckets of {name} do not add up");
-            let last = buckets.last().unwrap_or_else(|| panic!("{name} has no buckets"));
-            assert_eq!((last.le(), last.value), (f64::INFINITY, count.value), "{name}");
-            let sums = self.samples.iter().filter(|sample| sample.name.ends_with("_sum")).filter(own).count();
-            assert_eq!(sums, 1, "{name}");
+            let own = |end: &str| {
+                let own = self.samples.iter().filter(|sample| sample.name.ends_with(end));
+                own.filter(|sample| without_bound(sample) == count.labels).collect::<Vec<_>>()
+            };
+            let buckets = own("_bucket");
+            let bounds = buckets.iter().map(|bucket| bucket.bound()).collect::<Result<Vec<f64>, _>>()?;
+            need!(bounds.is_sorted_by(|a, b| a < b), "bounds of {name}: {bounds:?}");
+            need!(buckets.is_sorted_by(|a, b| a.value <= b.value), "buckets of {name} do not add up");
+            let last = buckets.last().map(|last| last.value);
+            need!(
+                bounds.last() == Some(&f64::INFINITY) && last == Some(count.value),
+                "the last bucket of {name}"
+            );
+            need!(own("_sum").len() == 1, "the sum of {name}");
         }
+        Ok(())
     }
 }
 
 impl Sample {
-    fn parse(line: &str) -> Sample {
-        let name_end = line.find(['{', ' ']).unwrap_or_else(|| panic!("no value: {line}"));
+    fn parse(line: &str) -> Result<Sample, String> {
+        let name_end = line.find(['{', ' ']).ok_or_else(|| format!("no value: {line}"))?;
         let (name, mut rest) = line.split_at(name_end);
-        assert!(is_name(name), "a name: {line}");
+        need!(is_name(name), "no name: {line}");
         let mut labels: Vec<(String, String)> = Vec::new();
         if let Some(inner) = rest.strip_prefix('{') {
             rest = inner;
             while !rest.starts_with('}') {
-                let (label, more) = rest.split_once("=\"").unwrap_or_else(|| panic!("a label: {line}"));
-                assert!(is_name(label) && !label.contains(':'), "a label: {line}");
-                let mut value = String::new();
-                let mut characters = more.char_indices();
-                let end = loop {
-                    match characters.next().unwrap_or_else(|| panic!("an open label: {line}")) {
-                        (at, '"') => break at,
-                        (_, '\\') => match characters.next() {
-                            Some((_, 'n')) => value.push('\n'),
-                            Some((_, escaped @ ('"' | '\\'))) => value.push(escaped),
-                            _ => panic!("an escape: {line}"),
-                        },
-                        (_, character) => value.push(character),
-                    }
-                };
-                assert!(!labels.iter().any(|(other, _)| other == label), "a label twice: {line}");
+                let (label, more) = rest.split_once("=\"").ok_or_else(|| format!("no label: {line}"))?;
+                need!(is_name(label) && !label.contains(':'), "no label: {line}");
+                need!(!labels.iter().any(|(other, _)| other == label), "a label twice: {line}");
+                let (value, end) = quoted(more).ok_or_else(|| format!("no value of a label: {line}"))?;
                 labels.push((label.into(), value));
-                rest = &more[end + 1..];
+                rest = &more[end..];
                 rest = rest.strip_prefix(',').unwrap_or(rest);
             }
             rest = &rest[1..];
         }
-        let value = rest.strip_prefix(' ').unwrap_or_else(|| panic!("no space before the value: {line}"));
+        let value = rest.strip_prefix(' ').ok_or_else(|| format!("no space before the value: {line}"))?;
         let value = match value {
             "+Inf" => f64::INFINITY,
-            value => value.parse().unwrap_or_else(|_| panic!("a value, and no time: {line}")),
+            value => value.parse().map_err(|_| format!("no value, or a time: {line}"))?,
         };
-        assert!(!value.is_nan(), "{line}");
-        Sample { name: name.into(), labels, value }
+        need!(!value.is_nan(), "no number: {line}");
+        Ok(Sample { name: name.into(), labels, value })
     }
 
     fn has(&self, (name, value): (&str, &str)) -> bool {
         self.labels.iter().any(|label| (label.0.as_str(), label.1.as_str()) == (name, value))
     }
 
-    fn le(&self) -> f64 {
-        let le = self.labels.iter().find(|(name, _)| name == "le").expect("a bucket has a bound");
-        if le.1 == "+Inf" { f64::INFINITY } else { le.1.parse().expect("a bound is a number") }
+    fn bound(&self) -> Result<f64, String> {
+        let bound = self.labels.iter().find(|(name, _)| name == "le").map(|(_, value)| value.as_str());
+        match bound {
+            Some("+Inf") => Ok(f64::INFINITY),
+            bound => bound.and_then(|le| le.parse().ok()).ok_or_else(|| format!("no bound: {self:?}")),
+        }
+    }
+}
+
+/// The text before the quote that ends it, and where what follows begins.
+fn quoted(text: &str) -> Option<(String, usize)> {
+    let mut value = String::new();
+    let mut characters = text.char_indices();
+    loop {
+        match characters.next()? {
+            (at, '"') => return Some((value, at + 1)),
+            (_, '\\') => match characters.next()?.1 {
+                'n' => value.push('\n'),
+                escaped @ ('"' | '\\') => value.push(escaped),
+                _ => return None,
+            },
+            (_, character) => value.push(character),
+        }
     }
 }
 

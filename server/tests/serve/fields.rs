@@ -67,7 +67,7 @@ const FIELDS: &[Field] = &[
     field!("ignore_eos", Both, good [true, false, null], bad [1, "true", [], {}]),
     field!("reasoning_effort", Chat, good ["none", "low", "medium", "high", null], bad ["huge", "", 5, true, [], {}]),
     field!("enable_thinking", Chat, good [true, false, null], bad [1, "on", [], {}]),
-    field!("chat_template_kwargs", Chat, good [{}, {"enable_thinking": true}, {"enable_thinking": false, "reasoning_effort": "low"}, null], bad [5, [], "x", {"enable_thinking": 1}, {"reasoning_effort": 5}, {"other": 1}]),
+    field!("chat_template_kwargs", Chat, good [{}, {"enable_thinking": true}, {"enable_thinking": true, "reasoning_effort": "low"}, {"enable_thinking": false, "reasoning_effort": "none"}, null], bad [5, [], "x", {"enable_thinking": 1}, {"reasoning_effort": 5}, {"other": 1}]),
     field!("response_format", Chat, good [{"type": "text"}, null], bad [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, {"type": "text", "extra": 1}, {}, 5, "text", []]),
     field!("tools", Chat, good [[], null], bad [[{"type": "function", "function": {"name": "f", "parameters": {}}}], {}, 5, "x"]),
     field!("tool_choice", Chat, good ["none", null], bad ["auto", "required", {"type": "function", "function": {"name": "f"}}, 5, [], "any"]),

@@ -103,7 +103,7 @@ fn a_reply_has_exactly_these_fields() {
         reply["choices"],
         json!([{
             "index": 0,
-            "message": {"role": "assistant", "content": "n-e-d-r-a-g.", "reasoning_content": null},
+            "message": {"role": "assistant", "content": "n-e-d-r-a-g.", "reasoning_content": null, "refusal": null},
             "logprobs": null,
             "finish_reason": "stop",
             "token_sha": "f4c8f07e9377",
