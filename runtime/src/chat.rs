@@ -71,6 +71,13 @@ impl ChatTemplate {
         &self.path
     }
 
+    /// Whether the template reads a variable of this name, from the caller or anyone.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.environment
+            .get_template(TEMPLATE)
+            .is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+    }
+
     /// The prompt text of `request`.
     pub fn render(&self, request: &ChatRequest) -> Result<String, ChatError> {
         let mut variables = self.token_names.clone();

@@ -16,15 +16,14 @@ mod stage;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
 use graph::{Bank, BankCounts, Digest, Digester, How, Pending};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
 };
 
-pub use event::{Event, Finished, Reason, RoundCounts, Token};
-pub use handle::{EngineThread, Handle, Ticket};
+pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
+pub use handle::{EngineThread, Handle, Hold, Ticket};
 pub use metered::Metered;
 pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened};
 
@@ -73,7 +72,7 @@ struct Live {
     ready: VecDeque<Token>,
     completion_tokens: u32,
     rounds: RoundCounts,
-    events: Sender<Event>,
+    events: Sink,
 }
 
 /// A round that was run and not read.
@@ -160,14 +159,15 @@ pub struct Stats {
 
 impl Engine {
     /// Takes a request into the queue. What becomes of it is told through `events`.
-    pub fn submit(&mut self, id: RequestId, submission: Submission, events: Sender<Event>) {
+    pub fn submit(&mut self, id: RequestId, submission: Submission, events: impl Into<Sink>) {
+        let mut events = events.into();
         if let Some(why) = &self.broken {
-            tell(&events, Event::Failed(why.clone()));
+            tell(&mut events, Event::Failed(why.clone()));
             return;
         }
         if self.live.contains_key(&id) {
             tell(
-                &events,
+                &mut events,
                 Event::Refused(format!("request {} is under way already; give it another number", id.0)),
             );
             return;
@@ -181,7 +181,7 @@ impl Engine {
         let context = match checked {
             Ok(context) => context,
             Err(error) => {
-                tell(&events, Event::Refused(error.to_string()));
+                tell(&mut events, Event::Refused(error.to_string()));
                 return;
             }
         };
@@ -192,7 +192,7 @@ impl Engine {
                 "a prompt of {prompt} ids and {max_tokens} new ones do not fit the context of {context}; \
                  shorten one or raise --context"
             );
-            tell(&events, Event::Refused(why));
+            tell(&mut events, Event::Refused(why));
             return;
         }
         let own = if submission.ignore_eos { &[][..] } else { &self.stop_ids };
@@ -330,8 +330,8 @@ impl Engine {
 
     /// Tells every request that it will not be finished, and why.
     pub(crate) fn fail_all(&mut self, why: &str) {
-        for (_, live) in self.live.drain() {
-            tell(&live.events, Event::Failed(why.to_owned()));
+        for (_, mut live) in self.live.drain() {
+            tell(&mut live.events, Event::Failed(why.to_owned()));
         }
     }
 
@@ -393,12 +393,12 @@ impl Engine {
                     let Some(token) = live.ready.pop_front() else { continue };
                     self.tokens += 1;
                     live.completion_tokens += 1;
-                    if live.events.send(Event::Token(token)).is_err() {
+                    if live.events.tell(Event::Token(token)).is_err() {
                         gone.push(request);
                     }
                 }
                 Effect::Finished { request, reason } => {
-                    let Some(live) = self.live.remove(&request) else { continue };
+                    let Some(mut live) = self.live.remove(&request) else { continue };
                     let finished = Finished {
                         reason: match reason {
                             planner::Reason::Stop => Reason::Stop,
@@ -410,7 +410,7 @@ impl Engine {
                         completion_tokens: live.completion_tokens,
                         rounds: live.rounds,
                     };
-                    tell(&live.events, Event::Finished(finished));
+                    tell(&mut live.events, Event::Finished(finished));
                 }
                 Effect::Refused { request, why } => self.end(request, Event::Refused(why.to_string())),
                 Effect::Full { request, waiting } => self.end(request, Event::Full { waiting }),
@@ -431,8 +431,8 @@ impl Engine {
     }
 
     fn end(&mut self, request: RequestId, event: Event) {
-        if let Some(live) = self.live.remove(&request) {
-            tell(&live.events, event);
+        if let Some(mut live) = self.live.remove(&request) {
+            tell(&mut live.events, event);
         }
     }
 
@@ -543,8 +543,8 @@ fn reason_text(reason: planner::EagerReason) -> &'static str {
 }
 
 /// Sends an event to a request whose caller may have gone; then there is nobody to tell.
-fn tell(events: &Sender<Event>, event: Event) {
-    let _ = events.send(event);
+fn tell(events: &mut Sink, event: Event) {
+    let _ = events.tell(event);
 }
 
 /// Runs one round of each kind on the first slab of every cache class, and captures its rounds of 1, 2, ...

@@ -8,10 +8,10 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::Value;
 
 /// The entries of a JSON object in file order; an error in one of them names it.
-pub(crate) struct Object<T>(pub(crate) Vec<(String, T)>);
+pub struct Object<T>(pub Vec<(String, T)>);
 
 /// A JSON value, strict at every depth.
-pub(crate) struct Strict(pub(crate) Value);
+pub struct Strict(pub Value);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

@@ -11,7 +11,7 @@ pub mod config;
 pub mod engine;
 pub mod error;
 pub mod inspect;
-mod json;
+pub mod json;
 pub mod lanes;
 pub mod memory;
 pub mod model;

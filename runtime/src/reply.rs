@@ -64,7 +64,7 @@ impl StopMatcher {
 
 /// Length of the longest end of `text` with which `stop` begins.
 fn beginning(text: &str, stop: &str) -> usize {
-    let lengths = stop.char_indices().map(|(at, _)| at).skip(1);
+    let lengths = stop.char_indices().map(|(at, _)| at).skip(1).take_while(|&length| length <= text.len());
     lengths.filter(|&length| text.ends_with(&stop[..length])).last().unwrap_or(0)
 }
 

@@ -107,6 +107,11 @@ impl Tokenizer {
         self.tokens.special.len() as u32 - 1
     }
 
+    /// The bytes that `id` stands for: whole characters or parts of one; none if it stands for nothing.
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.tokens.of(id)
+    }
+
     /// Whether `id` stands for a text.
     pub fn has_text(&self, id: u32) -> bool {
         !self.tokens.of(id).is_empty()

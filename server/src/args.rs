@@ -3,7 +3,9 @@
 //! Only what this build honours is here, so an option that is accepted has an effect.
 
 mod engine;
+mod file;
 mod sampling;
+mod serve;
 mod settings;
 mod values;
 
@@ -13,10 +15,13 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
+pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
+pub(crate) use serve::ServeArgs;
 pub(crate) use settings::Settings;
 pub(crate) use values::{
-    Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Switch, Table,
+    Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
+    Switch, Table,
 };
 
 /// A decode runtime for Qwen3.8-Flash-Next.
@@ -32,6 +37,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Answer prompts, all of them at once.
     Generate(Box<GenerateArgs>),
+    /// Serve a model over HTTP, as OpenAI does.
+    Serve(Box<ServeArgs>),
     /// Write the logits of every position of a token list to a safetensors file.
     Logits(LogitsArgs),
     /// Say what a model folder holds, without reading its weights.

@@ -4,6 +4,7 @@ mod bench;
 mod demo;
 mod generate;
 mod kernels;
+mod serve;
 
 use std::fs;
 use std::io::{self, Read};
@@ -23,6 +24,7 @@ pub(crate) use bench::bench;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 pub(crate) use kernels::build as build_kernels;
+pub(crate) use serve::serve;
 
 use crate::args::{CheckArgs, Chosen, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
 use crate::failure::Failure;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 /// The end of a command that did not do what it was asked.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// Something that must hold does not. Status 1.
     Check(String),
     /// The caller's fault: usage, a file, a prompt that does not fit. Status 2.

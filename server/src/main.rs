@@ -1,64 +1,7 @@
-//! The roundhouse binary: reads the command line, runs one command, says how it ended.
-//!
-//! Exit status: 0 good, 1 a check failed, 2 bad input or usage, 3 device.
-
-mod args;
-mod commands;
-mod failure;
-mod loading;
-mod output;
-mod prompts;
+//! The roundhouse binary.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Cli, Command, KernelsCommand, Settings};
-use failure::Failure;
-use output::note;
-
 fn main() -> ExitCode {
-    // A variable whose name is not text cannot be a setting.
-    let settings = Settings::among(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()));
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(usage) => return report_usage(&usage, &settings),
-    };
-    match run(&cli.command, &settings) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            note(format_args!("error: {failure}"));
-            failure.exit_code()
-        }
-    }
-}
-
-fn run(command: &Command, settings: &Settings) -> Result<(), Failure> {
-    if !settings.unknown.is_empty() {
-        let names = settings.unknown.join(", ");
-        return Err(Failure::Input(format!(
-            "the environment sets {names}, which no command reads; unset or correct it (--help lists the settings)"
-        )));
-    }
-    match command {
-        Command::Generate(args) => commands::generate(args),
-        Command::Logits(args) => commands::logits(args),
-        Command::Inspect(args) => commands::inspect(args),
-        Command::Demo(args) => commands::demo(args),
-        Command::Check(args) => commands::check(args),
-        Command::Bench(args) => commands::bench(args),
-        Command::Plan(args) => commands::plan(args),
-        Command::Kernels(KernelsCommand::Build(args)) => commands::build_kernels(args),
-    }
-}
-
-/// Prints what clap has to say (help and version are good ends), and which settings of the
-/// environment it may have read, since its message names only the option.
-fn report_usage(usage: &clap::Error, settings: &Settings) -> ExitCode {
-    // A closed pipe changes nothing about how the command ends.
-    let _ = usage.print();
-    if usage.use_stderr() && !settings.known.is_empty() {
-        note(format_args!("note: the environment sets {}", settings.known.join(", ")));
-    }
-    ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))
+    server::main()
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crossbeam_channel::Sender;
+
 /// One thing that a request is told. The last one is `Finished`, `Refused`, `Full` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -19,6 +21,32 @@ pub enum Event {
     },
     /// It ended through a fault of ours. Ids told so far are right.
     Failed(String),
+}
+
+/// Where the events of one request go. The engine calls it on its own thread, so it must not wait; it is dropped when
+/// the request is over.
+pub struct Sink(Box<dyn FnMut(Event) -> Result<(), Gone> + Send>);
+
+/// Nobody takes events any more: the request is called off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+impl Sink {
+    /// A sink that hands events to `take`.
+    pub fn new(take: impl FnMut(Event) -> Result<(), Gone> + Send + 'static) -> Sink {
+        Sink(Box::new(take))
+    }
+
+    /// Hands over one event.
+    pub(super) fn tell(&mut self, event: Event) -> Result<(), Gone> {
+        (self.0)(event)
+    }
+}
+
+impl From<Sender<Event>> for Sink {
+    fn from(sender: Sender<Event>) -> Sink {
+        Sink::new(move |event| sender.send(event).map_err(|_| Gone))
+    }
 }
 
 /// An id of a reply.

@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use planner::RequestId;
 
-use super::{Engine, Event, Stats};
+use super::{Engine, Event, Sink, Stats};
 use crate::error::Error;
 use crate::request::Submission;
 
@@ -26,11 +26,18 @@ pub struct Ticket {
     pub id: RequestId,
     /// What it is told, in order.
     pub events: Receiver<Event>,
+    hold: Hold,
+}
+
+/// A hold on a request under way. Dropping it calls the request off.
+pub struct Hold {
+    /// The request's number.
+    pub id: RequestId,
     mail: Sender<Mail>,
 }
 
 enum Mail {
-    Submit(RequestId, Box<Submission>, Sender<Event>),
+    Submit(RequestId, Box<Submission>, Sink),
     Cancel(RequestId),
     Stop,
 }
@@ -66,9 +73,9 @@ fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Re
     };
     engine.fail_all(&why);
     for mail in inbox.try_iter() {
-        if let Mail::Submit(_, _, events) = mail {
+        if let Mail::Submit(_, _, mut events) = mail {
             // If nobody listens, there is nobody to tell.
-            let _ = events.send(Event::Failed(why.clone()));
+            let _ = events.tell(Event::Failed(why.clone()));
         }
     }
     *stats.lock() = engine.stats();
@@ -100,9 +107,9 @@ fn turns(engine: &mut Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> R
 /// Takes one piece of mail; whether it was the word to stop. An engine that is stopping takes no requests.
 fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> bool {
     match mail {
-        Mail::Submit(_, _, events) if stopping => {
+        Mail::Submit(_, _, mut events) if stopping => {
             // If nobody listens, there is nobody to tell.
-            let _ = events.send(Event::Failed("the engine is stopping".into()));
+            let _ = events.tell(Event::Failed("the engine is stopping".into()));
         }
         Mail::Submit(id, submission, events) => engine.submit(id, *submission, events),
         Mail::Cancel(id) => engine.cancel(id),
@@ -117,11 +124,26 @@ impl Handle {
     /// # Errors
     /// The engine has ended.
     pub fn submit(&self, submission: Submission) -> Result<Ticket, Error> {
-        let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
         let (sender, events) = unbounded();
-        let mail = Mail::Submit(id, Box::new(submission), sender);
+        let hold = self.submit_to(submission, sender)?;
+        Ok(Ticket { id: hold.id, events, hold })
+    }
+
+    /// As [`Handle::submit`], with events that go straight from the engine's thread to `sink`.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn submit_to(&self, submission: Submission, sink: impl Into<Sink>) -> Result<Hold, Error> {
+        let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
+        let mail = Mail::Submit(id, Box::new(submission), sink.into());
         self.mail.send(mail).map_err(|_| Error::Ended)?;
-        Ok(Ticket { id, events, mail: self.mail.clone() })
+        Ok(Hold { id, mail: self.mail.clone() })
+    }
+
+    /// Tells the engine to finish what it has, to take nothing more, and to end.
+    pub fn stop(&self) {
+        // If the engine has ended, it has stopped.
+        let _ = self.mail.send(Mail::Stop);
     }
 
     /// What the engine has done so far.
@@ -131,6 +153,13 @@ impl Handle {
 }
 
 impl Ticket {
+    /// See [`Hold::cancel`].
+    pub fn cancel(&self) {
+        self.hold.cancel();
+    }
+}
+
+impl Hold {
     /// Calls the request off: its lane is free after the round or piece under way.
     pub fn cancel(&self) {
         // If the engine has ended, so has the request.
@@ -138,7 +167,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Hold {
     fn drop(&mut self) {
         self.cancel();
     }
@@ -152,6 +181,14 @@ impl EngineThread {
     pub fn stop(self) -> Result<(), Error> {
         // If the engine has ended already, its result says how.
         let _ = self.mail.send(Mail::Stop);
+        self.wait()
+    }
+
+    /// Waits for the engine's end, which comes when someone stops it or the device fails.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(self) -> Result<(), Error> {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

@@ -1,6 +1,7 @@
 //! The values that options take, from text.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use kernels::numerics::ElementType;
@@ -66,6 +67,14 @@ pub(crate) struct Biases(pub(crate) Vec<Bias>);
 /// A size in bytes, above zero; K, M, G and T stand for powers of 1024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ByteSize(pub(crate) u64);
+
+/// A time in seconds, with parts of one if need be; at most a day.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seconds(pub(crate) Duration);
+
+/// The short digest of a reply.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sha(pub(crate) String);
 
 /// A count; k stands for 1024.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -175,6 +184,28 @@ impl FromStr for Counts {
     }
 }
 
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seconds, String> {
+        const DAY: f64 = 86_400.0;
+        let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=DAY).contains(seconds));
+        let wrong = || "not a time; give seconds from 0 to 86400, such as 30 or 0.5".to_string();
+        seconds.map(|seconds| Seconds(Duration::from_secs_f64(seconds))).ok_or_else(wrong)
+    }
+}
+
+impl FromStr for Sha {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sha, String> {
+        match text.len() == 12 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+            true => Ok(Sha(text.to_owned())),
+            false => Err("not a token_sha; give its 12 hex digits".into()),
+        }
+    }
+}
+
 impl FromStr for Biases {
     type Err = String;
 
@@ -217,6 +248,23 @@ mod tests {
         }
         for text in ["", "0", "0G", "-1", "1.5G", "G", "1GG", "1B", "1k ", "99999999999999T"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_are_seconds() {
+        assert_eq!("0.5".parse(), Ok(Seconds(Duration::from_millis(500))));
+        assert_eq!("0".parse(), Ok(Seconds(Duration::ZERO)));
+        for text in ["", "-1", "nan", "inf", "1e9", "1s"] {
+            assert!(text.parse::<Seconds>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn digests_have_twelve_digits() {
+        assert!("0123456789ab".parse::<Sha>().is_ok());
+        for text in ["", "0123456789a", "0123456789AB", "0123456789abc"] {
+            assert!(text.parse::<Sha>().is_err(), "{text}");
         }
     }
 

@@ -1,0 +1,194 @@
+//! The options of `serve`. Each is a flag, a variable of the environment, and a key of the settings file.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{ByteSize, EngineArgs, Seconds, Sha, Switch};
+use crate::serve::{Secret, Settings};
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The model folder.
+    pub(crate) model: PathBuf,
+
+    /// A TOML file with any of these settings under the names of their options.
+    #[arg(long, env = "ROUNDHOUSE_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Server options")]
+pub(crate) struct ServerArgs {
+    /// The address to listen on.
+    #[arg(long, env = "ROUNDHOUSE_HOST", value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: String,
+
+    /// The port to listen on; 0 takes a free one.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_PORT",
+        value_name = "PORT",
+        default_value_t = 8000,
+        allow_negative_numbers = true
+    )]
+    port: u16,
+
+    /// The key that clients must show as a bearer token; none is needed if not given.
+    #[arg(long, env = "ROUNDHOUSE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = secret)]
+    api_key: Option<Secret>,
+
+    /// An origin whose pages may call, such as https://example.org, or * for all; may be repeated.
+    #[arg(long, env = "ROUNDHOUSE_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = origin)]
+    cors_origin: Vec<String>,
+
+    /// The name that clients call the model by; the folder's own if not given.
+    #[arg(long, env = "ROUNDHOUSE_SERVED_NAME", value_name = "NAME", value_parser = name)]
+    served_name: Option<String>,
+
+    /// Replies that may wait for a lane; who comes later is told to try again.
+    #[arg(long, env = "ROUNDHOUSE_QUEUE", value_name = "REPLIES", default_value_t = 256, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    queue: u32,
+
+    /// The most tokens of a reply whose request does not say; what the context has room for if not given.
+    #[arg(long, env = "ROUNDHOUSE_MAX_TOKENS_DEFAULT", value_name = "TOKENS", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens_default: Option<u32>,
+
+    /// Whether chat replies begin with reasoning when a request does not say; the template decides if not given.
+    #[arg(long, env = "ROUNDHOUSE_DEFAULT_THINKING", value_name = "SWITCH")]
+    default_thinking: Option<Switch>,
+
+    /// The most replies to one prompt.
+    #[arg(long, env = "ROUNDHOUSE_MAX_N", value_name = "REPLIES", default_value_t = 16, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    max_n: u32,
+
+    /// The largest body of a request, in bytes or with K, M, G or T.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_BODY_LIMIT",
+        value_name = "SIZE",
+        default_value = "4M",
+        allow_negative_numbers = true
+    )]
+    body_limit: ByteSize,
+
+    /// How long a client may take nothing of what is ready for it, in seconds.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_WRITE_TIMEOUT",
+        value_name = "SECONDS",
+        default_value = "30",
+        allow_negative_numbers = true
+    )]
+    write_timeout: Seconds,
+
+    /// How long a client may take to send the head of a request, and then its body, in seconds. A connection that is
+    /// idle for as long is closed.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_HEADER_TIMEOUT",
+        value_name = "SECONDS",
+        default_value = "30",
+        allow_negative_numbers = true
+    )]
+    header_timeout: Seconds,
+
+    /// How long a stream may be silent before a comment is sent, in seconds.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_KEEP_ALIVE",
+        value_name = "SECONDS",
+        default_value = "15",
+        allow_negative_numbers = true
+    )]
+    keep_alive: Seconds,
+
+    /// How long running replies may go on after the word to stop, in seconds.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_DRAIN",
+        value_name = "SECONDS",
+        default_value = "30",
+        allow_negative_numbers = true
+    )]
+    drain: Seconds,
+
+    /// The longest time from a failure of the engine to the end of the process, in seconds.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_FAILURE_EXIT",
+        value_name = "SECONDS",
+        default_value = "10",
+        allow_negative_numbers = true
+    )]
+    failure_exit: Seconds,
+
+    /// The token_sha that the reply at the start must have; it is only printed if not given.
+    #[arg(long, env = "ROUNDHOUSE_SANITY_SHA", value_name = "HEX")]
+    sanity_sha: Option<Sha>,
+}
+
+impl ServeArgs {
+    /// The server's own form of them.
+    pub(crate) fn settings(&self) -> Settings {
+        let folder = || self.model.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned);
+        let ServerArgs { host, port, api_key, cors_origin, served_name, sanity_sha, .. } = &self.server;
+        let duration = |seconds: &Seconds| -> Duration { seconds.0 };
+        Settings {
+            host: host.clone(),
+            port: *port,
+            api_key: api_key.clone(),
+            cors_origins: cors_origin.clone(),
+            served_name: served_name.clone().or_else(folder).unwrap_or_else(|| "model".into()),
+            lanes: self.engine.lanes.into(),
+            queue: self.server.queue as usize,
+            max_tokens_default: self.server.max_tokens_default,
+            default_thinking: self.server.default_thinking.map(Switch::is_on),
+            max_n: self.server.max_n as usize,
+            body_limit: usize::try_from(self.server.body_limit.0).unwrap_or(usize::MAX >> 1),
+            write_timeout: duration(&self.server.write_timeout),
+            header_timeout: duration(&self.server.header_timeout),
+            keep_alive: duration(&self.server.keep_alive),
+            drain: duration(&self.server.drain),
+            failure_exit: duration(&self.server.failure_exit),
+            sanity_sha: sanity_sha.as_ref().map(|sha| sha.0.clone()),
+            config_hash: self.config_hash(),
+        }
+    }
+
+    /// A short digest of all settings, the key left out.
+    fn config_hash(&self) -> String {
+        format!("{:.12}", graph::Digester::of(format!("{self:?}").as_bytes()))
+    }
+}
+
+fn secret(text: &str) -> Result<Secret, String> {
+    match text.is_empty() || text.trim() != text {
+        true => Err("a key is not empty and has no space around it".into()),
+        false => Ok(Secret(text.to_owned())),
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() {
+        true => Err("a name is not empty".into()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let plain =
+        |host: &str| !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    match text == "*" || host.is_some_and(plain) {
+        true => Ok(text.to_owned()),
+        false => Err("not an origin; give one like https://example.org, without a path, or *".into()),
+    }
+}

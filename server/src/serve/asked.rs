@@ -1,0 +1,249 @@
+//! What a request for replies asks, in the engine's own form: the fields that both wires share.
+
+use std::time::Instant;
+
+use runtime::request::Submission;
+use runtime::sampling::{SamplingError, SamplingOptions};
+use serde_json::Value;
+
+use super::errors::ApiError;
+use super::fields::{self, Fields, Ignored};
+use super::state::{App, Model};
+
+/// Most stop texts of a request, and bytes of each.
+const STOPS: usize = 16;
+const STOP_BYTES: usize = 1024;
+/// Most stop ids of a request.
+const STOP_IDS: usize = 256;
+
+/// A request that was read and checked.
+pub(crate) struct Asked {
+    pub(crate) prompts: Vec<Prompt>,
+    /// Everything but the prompt and the seed.
+    pub(crate) submission: Submission,
+    /// Replies to each prompt.
+    pub(crate) n: usize,
+    /// The seed of each prompt's first reply, as the caller wrote it.
+    pub(crate) seed: i128,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    /// Alternatives to report of each token; none: no logprobs.
+    pub(crate) logprobs: Option<u32>,
+    pub(crate) ignored: Ignored,
+    pub(crate) arrived: Instant,
+}
+
+/// A prompt, and how replies to it are read.
+pub(crate) struct Prompt {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) reply: ReplyForm,
+}
+
+/// How the text of a reply is read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ReplyForm {
+    /// As it is.
+    Plain,
+    /// Reasoning and then content; whether the prompt opened the reasoning.
+    Thinking { opened: bool },
+}
+
+impl Asked {
+    /// Reads the fields that both wires have. Logprobs differ and are read before.
+    pub(crate) fn read(
+        fields: &mut Fields,
+        app: &App,
+        model: &Model,
+        logprobs: Option<u32>,
+        ignored: &mut Ignored,
+    ) -> Result<Asked, ApiError> {
+        check_model(fields, app)?;
+        let most_n = app.settings.max_n;
+        let n = fields.integer("n", 1..=most_n as i128)?.unwrap_or(1) as usize;
+        let seed = fields.integer("seed", i64::MIN.into()..=u64::MAX.into())?;
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        let include_usage = include_usage(fields, stream, ignored)?;
+        let submission = Submission {
+            max_tokens: max_tokens(fields)?,
+            sampling: sampling(fields, logprobs, model.vocab)?,
+            stop: stops(fields)?,
+            stop_ids: stop_ids(fields, model.vocab)?,
+            ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+            ..Submission::new(Vec::new())
+        };
+        Ok(Asked {
+            prompts: Vec::new(),
+            submission,
+            n,
+            seed: seed.unwrap_or_else(drawn),
+            stream,
+            include_usage,
+            logprobs,
+            ignored: Ignored::default(),
+            arrived: Instant::now(),
+        })
+    }
+
+    /// Replies in all.
+    pub(crate) fn replies(&self) -> usize {
+        self.prompts.len() * self.n
+    }
+
+    /// What the engine is asked for reply `index`, which is one of the prompt `index / n`. It never has more tokens
+    /// than there is room for.
+    pub(crate) fn submission(&self, index: usize, app: &App, model: &Model) -> Submission {
+        let prompt = &self.prompts[index / self.n].ids;
+        let room = u32::try_from(model.context - prompt.len()).unwrap_or(u32::MAX);
+        let asked = self.submission.max_tokens.or(app.settings.max_tokens_default);
+        let seed = (self.seed as u64).wrapping_add((index % self.n) as u64);
+        Submission {
+            prompt: prompt.clone(),
+            max_tokens: Some(asked.unwrap_or(room).min(room)),
+            sampling: SamplingOptions { seed: Some(seed), ..self.submission.sampling.clone() },
+            ..self.submission.clone()
+        }
+    }
+}
+
+impl Prompt {
+    /// A prompt that leaves room for a token at least.
+    pub(crate) fn new(
+        ids: Vec<u32>,
+        reply: ReplyForm,
+        path: &str,
+        model: &Model,
+    ) -> Result<Prompt, ApiError> {
+        let (have, most) = (ids.len(), model.context);
+        if have == 0 {
+            return Err(ApiError::field(path, "has no token; give at least one"));
+        }
+        if let Some(id) = ids.iter().find(|id| **id as usize >= model.vocab) {
+            let why = format!("token {id} is past the vocabulary of {}", model.vocab);
+            return Err(ApiError::field(path, why));
+        }
+        if have >= most {
+            let why = format!("{have} tokens leave no room for a reply in a context of {most}; shorten it");
+            return Err(ApiError::field(path, why));
+        }
+        Ok(Prompt { ids, reply })
+    }
+}
+
+/// Checks the name of the model, if there is one.
+pub(crate) fn check_model(fields: &mut Fields, app: &App) -> Result<(), ApiError> {
+    let served = &app.settings.served_name;
+    match fields.text("model")? {
+        Some(asked) if asked != *served => Err(ApiError::unknown_model(&asked, served)),
+        _ => Ok(()),
+    }
+}
+
+fn include_usage(fields: &mut Fields, stream: bool, ignored: &mut Ignored) -> Result<bool, ApiError> {
+    let Some(value) = fields.any("stream_options") else { return Ok(false) };
+    let path = fields.path("stream_options");
+    if !stream {
+        return Err(ApiError::field(path, "has no effect without stream; remove it or set stream"));
+    }
+    let mut options = Fields::new(value, &path, &fields::STREAM_OPTIONS, ignored)?;
+    let include = options.flag("include_usage")?;
+    options.finish()?;
+    Ok(include.unwrap_or(false))
+}
+
+/// The most tokens of a reply: under either name, or under both if they agree.
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let range = 1..=i128::from(u64::MAX);
+    let old = fields.integer("max_tokens", range.clone())?;
+    let new = fields.integer("max_completion_tokens", range)?;
+    if let (Some(old), Some(new)) = (old, new)
+        && old != new
+    {
+        let why = format!("is {new} and max_tokens is {old}; give one");
+        return Err(fields.wrong("max_completion_tokens", why));
+    }
+    Ok(new.or(old).map(|most| u32::try_from(most).unwrap_or(u32::MAX)))
+}
+
+fn sampling(fields: &mut Fields, logprobs: Option<u32>, vocab: usize) -> Result<SamplingOptions, ApiError> {
+    // -1 is a common way to say all.
+    let top_k = fields.integer("top_k", -1..=u32::MAX.into())?.unwrap_or(0).max(0) as u32;
+    let options = SamplingOptions {
+        temperature: fields.number("temperature")?.unwrap_or(1.0),
+        top_k,
+        top_p: fields.number("top_p")?.unwrap_or(1.0),
+        min_p: fields.number("min_p")?.unwrap_or(0.0),
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(0.0),
+        repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
+        logit_bias: biases(fields)?,
+        seed: None,
+        logprobs: logprobs.unwrap_or(0),
+    };
+    options.check(vocab).map_err(|error| ApiError::field(option(&error), error.to_string()))?;
+    Ok(options)
+}
+
+/// The field that an error is about.
+fn option(error: &SamplingError) -> &'static str {
+    match error {
+        SamplingError::Value { option, .. } => option,
+        SamplingError::Logprobs { .. } => "logprobs",
+        _ => "logit_bias",
+    }
+}
+
+fn biases(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(value) = fields.any("logit_bias") else { return Ok(Vec::new()) };
+    let Value::Object(biases) = value else {
+        return Err(fields.wrong("logit_bias", "must be an object from token ids to numbers"));
+    };
+    let bias = |(name, value): (&String, &Value)| {
+        let path = || fields.path(&format!("logit_bias.{name}"));
+        let id = name.parse().map_err(|_| ApiError::field(path(), "the name is not a token id"))?;
+        let bias = fields::number(value).ok_or_else(|| ApiError::field(path(), "must be a number"))?;
+        Ok((id, bias))
+    };
+    biases.iter().map(bias).collect()
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    let list = match fields.any("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list,
+        Some(text) => vec![text],
+    };
+    if list.len() > STOPS {
+        return Err(fields.wrong("stop", format!("has {} texts; at most {STOPS} are looked for", list.len())));
+    }
+    let stop = |(at, value): (usize, Value)| match value {
+        Value::String(text) if text.is_empty() => {
+            Err(fields.wrong(&format!("stop[{at}]"), "is empty; leave it out"))
+        }
+        Value::String(text) if text.len() > STOP_BYTES => {
+            let why = format!("has {} bytes; at most {STOP_BYTES} are looked for", text.len());
+            Err(fields.wrong(&format!("stop[{at}]"), why))
+        }
+        Value::String(text) => Ok(text),
+        _ => Err(fields.wrong("stop", "must be a string or a list of strings")),
+    };
+    list.into_iter().enumerate().map(stop).collect()
+}
+
+fn stop_ids(fields: &mut Fields, vocab: usize) -> Result<Vec<u32>, ApiError> {
+    let list = fields.list("stop_token_ids")?.unwrap_or_default();
+    if list.len() > STOP_IDS {
+        let why = format!("has {} ids; at most {STOP_IDS} are looked for", list.len());
+        return Err(fields.wrong("stop_token_ids", why));
+    }
+    let ids = fields::ids(&list, &fields.path("stop_token_ids"))?;
+    match ids.iter().find(|id| **id as usize >= vocab) {
+        Some(id) => Err(fields.wrong("stop_token_ids", format!("{id} is past the vocabulary of {vocab}"))),
+        None => Ok(ids),
+    }
+}
+
+/// A seed that every reader of JSON can hold.
+fn drawn() -> i128 {
+    use std::hash::{BuildHasher, RandomState};
+    i128::from(RandomState::new().hash_one(0) >> 11)
+}

@@ -1,0 +1,155 @@
+//! What every request passes before it is answered: limits on its head and body, the count, the key.
+//!
+//! A body is read whole before anything is decided, so that a refused request leaves its connection fit for the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use tokio::time::Instant;
+
+use super::errors::ApiError;
+use super::state::{App, Phase};
+
+/// Bytes of names and values of the headers of a request.
+pub(crate) const HEADER_BYTES: usize = 32 << 10;
+/// Bytes beyond the limit that are read and dropped, so that the client reads why and can go on.
+const OVERRUN_BYTES: usize = 8 << 20;
+
+/// Around every route.
+pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let _active = app.begin();
+    let path = request.extensions().get::<MatchedPath>();
+    let route = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    let mut response = match admitted(&app, request).await {
+        Ok(request) => next.run(request).await,
+        Err(error) => error.into_response(),
+    };
+    // Whoever asks a server that will end should not ask this one again.
+    if matches!(app.phase(), Phase::Stopping | Phase::Failed(_)) {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    app.metrics.requests.with_label_values(&[route.as_str(), response.status().as_str()]).inc();
+    response
+}
+
+/// Around routes that need the key.
+pub(crate) async fn with_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let Some(key) = &app.settings.api_key else { return next.run(request).await };
+    let shown = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer);
+    match shown {
+        Some(shown) if key.is(shown) => next.run(request).await,
+        Some(_) => ApiError::unauthorised("the key is not the one of this server").into_response(),
+        None => ApiError::unauthorised("this server needs a key: Authorization: Bearer KEY").into_response(),
+    }
+}
+
+/// The key in an `Authorization` header.
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+}
+
+/// The request with its body in memory, if it keeps all limits.
+async fn admitted(app: &App, request: Request) -> Result<Request, ApiError> {
+    let (head, body) = request.into_parts();
+    let body = read(body, &head.headers, app.settings.body_limit, app.settings.header_timeout).await?;
+    let header_bytes: usize =
+        head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if header_bytes > HEADER_BYTES {
+        let why = format!("the headers have {header_bytes} bytes; at most {HEADER_BYTES} are read");
+        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        return Err(ApiError::refused(status, "headers_too_large", why));
+    }
+    if head.method == Method::POST {
+        check_kind(&head.headers)?;
+    }
+    Ok(Request::from_parts(head, Body::from(body)))
+}
+
+/// Only plain JSON is read.
+fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
+    let wrong =
+        |why: &str| ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", why);
+    let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("?"));
+    let kind = text(header::CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or(kind).trim());
+    if kind.is_some_and(|kind| !kind.eq_ignore_ascii_case("application/json")) {
+        return Err(wrong("the body must be JSON: Content-Type: application/json"));
+    }
+    match text(header::CONTENT_ENCODING) {
+        None | Some("identity") => Ok(()),
+        Some(_) => Err(wrong("the body must not be compressed: leave Content-Encoding out")),
+    }
+}
+
+/// Reads a body of at most `limit` bytes within `time`.
+async fn read(mut body: Body, headers: &HeaderMap, limit: usize, time: Duration) -> Result<Bytes, ApiError> {
+    let too_large = |bytes: &str| {
+        let why = format!("the body has {bytes} bytes; at most {limit} are read (--body-limit)");
+        ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", why)
+    };
+    let stated =
+        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if let Some(bytes) = stated.filter(|bytes| *bytes > limit) {
+        // A client that waits for leave to send has sent nothing.
+        if headers.contains_key(header::EXPECT) || bytes > limit + OVERRUN_BYTES {
+            return Err(too_large(&bytes.to_string()).closing());
+        }
+    }
+    let until = Instant::now() + time;
+    let (mut kept, mut bytes) = (BytesMut::new(), 0);
+    loop {
+        let frame = tokio::time::timeout_at(until, body.frame()).await.map_err(|_| {
+            let why = format!("the body did not come within {} s", time.as_secs_f32());
+            ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_body", why).closing()
+        })?;
+        match frame {
+            None if bytes > limit => return Err(too_large(&bytes.to_string())),
+            None => return Ok(kept.freeze()),
+            Some(Err(error)) => {
+                let why = format!("the body broke off: {error}");
+                return Err(ApiError::refused(StatusCode::BAD_REQUEST, "broken_body", why).closing());
+            }
+            Some(Ok(frame)) => {
+                let Ok(data) = frame.into_data() else { continue };
+                bytes += data.len();
+                if bytes <= limit {
+                    kept.extend_from_slice(&data);
+                } else if bytes > limit + OVERRUN_BYTES {
+                    return Err(too_large("more").closing());
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_follows_its_scheme() {
+        assert_eq!(bearer(b"Bearer abc"), Some(b"abc".as_slice()));
+        assert_eq!(bearer(b"bearer  abc "), Some(b"abc".as_slice()));
+        for other in [&b"Basic abc"[..], b"Bearer", b"", b"abc"] {
+            assert_eq!(bearer(other), None);
+        }
+    }
+
+    #[test]
+    fn only_plain_json_is_read() {
+        let kind = |name: header::HeaderName, value: &str| {
+            check_kind(&HeaderMap::from_iter([(name, value.parse().unwrap())])).is_ok()
+        };
+        assert!(kind(header::CONTENT_TYPE, "application/json; charset=utf-8"));
+        assert!(kind(header::ACCEPT, "text/html"));
+        assert!(!kind(header::CONTENT_TYPE, "text/plain"));
+        assert!(!kind(header::CONTENT_ENCODING, "gzip"));
+    }
+}

@@ -1,0 +1,164 @@
+//! The life of a server: load, make a first reply, serve, and end in one of two ways.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use runtime::engine::OpenEngine;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::state::{App, Model, Phase};
+use super::{listen, routes, sanity};
+use crate::failure::Failure;
+use crate::output::note;
+
+/// How long the last words of streams and connections may take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Lives until a signal, or until the engine fails.
+pub(crate) async fn live(
+    app: Arc<App>,
+    listener: std::net::TcpListener,
+    open: impl FnOnce() -> Result<OpenEngine, Failure> + Send + 'static,
+) -> Result<(), Failure> {
+    let started = Instant::now();
+    let mut signals = Signals::new().map_err(lost)?;
+    let listener = tokio::net::TcpListener::from_std(listener).map_err(lost)?;
+    let accepting = tokio::spawn(listen::accept(listener, routes::router(&app), app.clone()));
+
+    let opened = tokio::select! {
+        opened = load(open) => opened?,
+        () = signals.next() => {
+            note("stopping: the model is not loaded yet");
+            return Ok(());
+        }
+    };
+    let mut engine = start(&app, opened);
+    app.enter(Phase::Warming);
+    let served = async {
+        sanity::reply(&app).await?;
+        app.enter(Phase::Ready);
+        note(format_args!("ready after {:.1} s", started.elapsed().as_secs_f64()));
+        std::future::pending::<Result<(), Failure>>().await
+    };
+    tokio::select! {
+        failure = served => failure,
+        why = &mut engine => fail(&app, why.ok().flatten()).await,
+        () = signals.next() => drain(&app, accepting, &mut engine, &mut signals).await,
+    }
+}
+
+/// Opens the model on a thread of its own.
+async fn load(
+    open: impl FnOnce() -> Result<OpenEngine, Failure> + Send + 'static,
+) -> Result<OpenEngine, Failure> {
+    let (said, opened) = oneshot::channel();
+    let thread = thread::Builder::new().name("loading".into());
+    thread.spawn(move || said.send(open())).map_err(lost)?;
+    opened
+        .await
+        .unwrap_or_else(|_| Err(Failure::Device("loading met a fault of its own and has ended".into())))
+}
+
+/// Starts the engine; what comes is its end, with the reason if it failed.
+fn start(app: &App, opened: OpenEngine) -> oneshot::Receiver<Option<String>> {
+    let OpenEngine { engine, tokenizer, chat } = opened;
+    let vocab = engine.runner().model.config.vocab_size;
+    // A reply can have no more positions than there are pages for.
+    let pages = engine.stats().pages_total as usize * 64;
+    let context = pages.min(engine.state().limits().context as usize);
+    let (handle, engine) = engine.spawn();
+    app.install(Model { handle, tokenizer, chat, vocab, context });
+    let (said, ended) = oneshot::channel();
+    let watch = move || {
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.wait()));
+        let why = match ended {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some("the engine met a fault of its own and has ended".to_owned()),
+        };
+        // Nobody may be there any more.
+        let _ = said.send(why);
+    };
+    // Without the thread nobody would see the engine's end: then it is seen at once.
+    drop(thread::Builder::new().name("engine-watch".into()).spawn(watch));
+    ended
+}
+
+/// Refuses what comes, lets run what runs for a while, and ends.
+async fn drain(
+    app: &App,
+    accepting: JoinHandle<()>,
+    engine: &mut oneshot::Receiver<Option<String>>,
+    signals: &mut Signals,
+) -> Result<(), Failure> {
+    app.enter(Phase::Stopping);
+    accepting.abort();
+    let _ = accepting.await;
+    let (active, patience) = (app.active(), app.settings.drain);
+    note(format_args!("stopping: {active} requests are under way and have {} s", patience.as_secs_f32()));
+    tokio::select! {
+        () = app.idle() => {}
+        () = sleep(patience) => note("stopping: time is up; what still runs is cut"),
+        () = signals.next() => note("stopping at once: what still runs is cut"),
+        why = &mut *engine => return fail(app, why.ok().flatten()).await,
+    }
+    farewell(app).await;
+    if let Some(model) = app.loaded() {
+        model.handle.stop();
+        let _ = timeout(LAST_WORDS, engine).await;
+    }
+    note("stopped");
+    Ok(())
+}
+
+/// Says for a while that the engine has failed, so that those who look see it, and ends.
+async fn fail(app: &App, why: Option<String>) -> Result<(), Failure> {
+    let why = why.unwrap_or_else(|| "the engine has stopped".into());
+    app.enter(Phase::Failed(why.clone()));
+    let patience = app.settings.failure_exit;
+    note(format_args!("the engine has failed: {why}; ending within {} s", patience.as_secs_f32()));
+    sleep(patience.saturating_sub(2 * LAST_WORDS)).await;
+    timeout(patience.min(2 * LAST_WORDS), farewell(app)).await.ok();
+    Err(Failure::Device(why))
+}
+
+/// Ends replies with an error, and connections once their last byte is sent.
+async fn farewell(app: &App) {
+    app.cut.cancel();
+    let _ = timeout(LAST_WORDS, app.idle()).await;
+    app.closing.cancel();
+    let closed = async {
+        while app.metrics.connections.get() > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _ = timeout(LAST_WORDS, closed).await;
+}
+
+/// The signals that ask a process to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        let terminate = signal(SignalKind::terminate())?;
+        Ok(Signals { terminate, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn lost(error: std::io::Error) -> Failure {
+    Failure::Device(format!("cannot start to serve: {error}"))
+}

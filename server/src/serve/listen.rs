@@ -1,0 +1,135 @@
+//! Connections: accepting them, reading requests from them, and ending them in a way that clients understand.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::StatusCode;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tower::ServiceExt;
+
+use super::edge::HEADER_BYTES;
+use super::errors::ApiError;
+use super::socket::{Socket, Watch};
+use super::state::App;
+
+/// Connections at once; more wait to be accepted.
+const CONNECTIONS: usize = 8192;
+/// Bytes that a connection may hold of a head that is not complete. Beyond the limit on headers there must be room for
+/// the names and the request line.
+const BUFFER_BYTES: usize = 2 * HEADER_BYTES + 8192;
+/// Headers of a request.
+const HEADERS: usize = 128;
+/// How often it is looked whether a client is gone that has sent more than was read.
+const LOOK: Duration = Duration::from_millis(250);
+/// What is read and dropped after the last answer, so that the client gets to read it: bytes and time.
+const LINGER: (usize, Duration) = (8 << 20, Duration::from_secs(2));
+
+/// Accepts connections until it is dropped.
+pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let (router, app) = (router.clone(), app.clone());
+                tokio::spawn(async move {
+                    app.metrics.connections.inc();
+                    serve(stream, router, &app).await;
+                    app.metrics.connections.dec();
+                    drop(place);
+                });
+            }
+            // The client is gone already, or files are short: then some will be closed.
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Binds the address before anything else is done.
+pub(crate) fn bind(host: &str, port: u16) -> io::Result<(std::net::TcpListener, SocketAddr)> {
+    let listener = std::net::TcpListener::bind((host, port))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// One connection, from its first request to its end.
+async fn serve(stream: TcpStream, router: Router, app: &App) {
+    let (socket, watch) = Socket::new(stream, app.settings.write_timeout);
+    let seen = watch.clone();
+    let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        seen.request_read();
+        Box::pin(router.clone().oneshot(request.map(Body::new)))
+    });
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(app.settings.header_timeout)
+        .max_buf_size(BUFFER_BYTES)
+        .max_headers(HEADERS)
+        .serve_connection(TokioIo::new(socket), service);
+    let mut closing = false;
+    let ended = loop {
+        tokio::select! {
+            biased;
+            ended = std::future::poll_fn(|context| connection.poll_without_shutdown(context)) => break ended,
+            () = app.closing.cancelled(), if !closing => {
+                closing = true;
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+            }
+            () = gone(&watch) => return,
+        }
+    };
+    let mut socket = connection.into_parts().io.into_inner();
+    if let Some(error) = ended.err().and_then(|error| unread(&error, &watch, app)) {
+        // Nobody may be there to read it.
+        let _ = socket.write_all(error.to_http().as_bytes()).await;
+    }
+    linger(socket).await;
+}
+
+/// What a client is told whose request could not be read and whom nothing was told yet.
+fn unread(error: &hyper::Error, watch: &Watch, app: &App) -> Option<ApiError> {
+    let late = error.is_timeout() && watch.has_begun();
+    let time = app.settings.header_timeout.as_secs_f32();
+    let why = format!("the head of the request did not come within {time} s");
+    late.then(|| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_headers", why))
+}
+
+/// Ends when the client has closed its side.
+async fn gone(watch: &Watch) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if watch.is_gone().await {
+            return;
+        }
+    }
+}
+
+/// Closes a connection after its last answer. What the client still sends is dropped for a while: a system that
+/// closes with bytes unread would take the answer back.
+async fn linger(mut socket: Socket) {
+    if socket.shutdown().await.is_err() {
+        return;
+    }
+    let (most, time) = LINGER;
+    let drop_rest = async {
+        let (mut dropped, mut buffer) = (0, vec![0; 16 << 10]);
+        while let Ok(bytes @ 1..) = socket.read(&mut buffer).await {
+            dropped += bytes;
+            if dropped > most {
+                return;
+            }
+        }
+    };
+    let _ = timeout(time, drop_rest).await;
+}
