@@ -36,7 +36,10 @@ fn every_option_means_what_it_means_on_the_line() {
         (&["--frequency-penalty", "1.5"], json!({"frequency_penalty": 1.5})),
         (&["--presence-penalty", "-1"], json!({"presence_penalty": -1})),
         (&["--repetition-penalty", "1.3"], json!({"repetition_penalty": 1.3})),
-        (&["--logit-bias", "64=4,2016=-100"], json!({"logit_bias": {"64": 4, "2016": -100}})),
+        (
+            &["--logit-bias", "64=4,2016=-100", "--max-tokens", "90"],
+            json!({"logit_bias": {"64": 4, "2016": -100}, "max_tokens": 90}),
+        ),
         (&["--seed", "12345678901234567890"], seeded.clone()),
         (&["--seed", "12345678901234567890", "--top-k", "3"], with(seeded.clone(), json!({"top_k": 3}))),
         (&["--seed", "12345678901234567890", "--top-p", "0.6"], with(seeded.clone(), json!({"top_p": 0.6}))),

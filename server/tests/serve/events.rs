@@ -1,6 +1,6 @@
 //! Server-sent events, and what the chunks of a streamed reply add up to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{Error, ErrorKind, Result};
 
 use serde_json::Value;
@@ -31,7 +31,8 @@ pub(crate) struct Stream {
     pub(crate) head: Head,
     rest: Rest,
     parser: EventParser,
-    ready: std::collections::VecDeque<Event>,
+    ready: VecDeque<Event>,
+    so_far: Streamed,
 }
 
 /// What a whole stream said.
@@ -113,11 +114,19 @@ impl Stream {
             head.get("content-type").map(|kind| kind.split(';').next().unwrap()),
             Some("text/event-stream")
         );
-        Ok(Stream { connection, head, rest, parser: EventParser::default(), ready: Default::default() })
+        let (parser, ready, so_far) = Default::default();
+        Ok(Stream { connection, head, rest, parser, ready, so_far })
+    }
+
+    /// Takes the next event in; whether there was one.
+    pub(crate) fn take_one(&mut self) -> Result<bool> {
+        let event = self.next()?;
+        event.iter().try_for_each(|event| self.so_far.take(event)).map_err(|what| bad(&what))?;
+        Ok(event.is_some())
     }
 
     /// The next event; nothing at the end of the stream.
-    pub(crate) fn next(&mut self) -> Result<Option<Event>> {
+    fn next(&mut self) -> Result<Option<Event>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
@@ -139,8 +148,8 @@ impl Stream {
     #[track_caller]
     pub(crate) fn read(&mut self, count: usize) {
         for _ in 0..count {
-            let event = self.next().expect("the stream goes on").expect("the stream is not over");
-            assert_eq!(event.kind, None, "{event:?}");
+            assert!(self.take_one().expect("the stream goes on"), "the stream is over");
+            assert!(!self.so_far.done && self.so_far.error.is_none(), "{:?}", self.so_far.error);
         }
     }
 
@@ -150,13 +159,10 @@ impl Stream {
         self.rest_of().expect("the stream is sound to its end")
     }
 
-    /// Reads to the end, without giving the connection up.
+    /// Reads to the end, without giving the connection up; all that the stream has said.
     pub(crate) fn rest_of(&mut self) -> Result<Streamed> {
-        let mut streamed = Streamed::default();
-        while let Some(event) = self.next()? {
-            streamed.take(&event).map_err(|what| bad(&what))?;
-        }
-        Ok(streamed)
+        while self.take_one()? {}
+        Ok(std::mem::take(&mut self.so_far))
     }
 }
 

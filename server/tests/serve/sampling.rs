@@ -22,7 +22,7 @@ crate::tests! {
 const LOOSE: &str = "Tell me a short story about Mia the fox and the lamp.";
 
 fn loose(more: Value) -> Value {
-    with(with(chat(LOOSE), json!({"temperature": 1.5, "ignore_eos": true, "max_tokens": 30})), more)
+    with(with(chat(LOOSE), json!({"temperature": 4, "ignore_eos": true, "max_tokens": 30})), more)
 }
 
 fn shas(reply: &Value) -> Vec<String> {
@@ -86,7 +86,7 @@ fn choices_draw_with_seeds_in_a_row() {
 fn without_a_temperature_it_is_one() {
     let server = Server::start(&[]);
     for (path, mut body) in
-        [(CHAT, loose(json!({"seed": 3}))), (COMPLETIONS, with(completion("Once"), json!({"seed": 3})))]
+        [(CHAT, with(loose(json!({"seed": 3})), json!({"max_tokens": 150}))), (COMPLETIONS, with(completion("Once"), json!({"seed": 3})))]
     {
         body["temperature"] = json!(1.0);
         let one = shas(&server.post(path, &body).good());

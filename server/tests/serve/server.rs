@@ -105,7 +105,7 @@ pub(crate) fn run(command: &mut Command) -> Ended {
         // It is about to be reported as running.
         let _ = child.kill();
         let _ = child.wait();
-        panic!("it runs on after {PATIENCE:?}: {}", notes.text());
+        panic!("{command:?} runs on after {PATIENCE:?}: {}", notes.text());
     }
     reader.join().expect("stderr was read");
     Ended { status: status.and_then(|status| status.code()), stderr: notes.text() }
@@ -215,7 +215,7 @@ impl Server {
     pub(crate) fn load(&self) -> (f64, f64, f64) {
         let metrics = self.metrics();
         let used = metrics.value("roundhouse_pages") - metrics.value("roundhouse_pages_free");
-        (metrics.value("roundhouse_lanes"), metrics.value("roundhouse_waiting"), used)
+        (metrics.value("roundhouse_lanes"), metrics.value("roundhouse_requests_waiting"), used)
     }
 
     /// Waits until nothing runs, waits or holds pages; how long that took.

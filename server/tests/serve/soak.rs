@@ -126,7 +126,7 @@ fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop:
                 connection.send(&stream_ask.bytes()).expect("a request is taken");
                 if let Ok(mut stream) = Stream::try_new(connection) {
                     for _ in 0..random.below(12) {
-                        if !matches!(stream.next(), Ok(Some(_))) {
+                        if !stream.take_one().unwrap_or(false) {
                             break;
                         }
                     }
