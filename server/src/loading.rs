@@ -1,6 +1,7 @@
-//! How loading is shown: a bar on a terminal; anywhere else a line at the start and one at the end.
+//! How loading is shown: a bar on a terminal; anywhere else a line at the start, one every ten seconds, and one at the
+//! end.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use runtime::memory::Size;
@@ -9,11 +10,16 @@ use runtime::open::Progress;
 const TEMPLATE: &str =
     "{bar:32} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta_precise} left";
 
+/// How long nothing is said where there is no terminal.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// The loading of one model.
 pub(crate) struct Loading {
     /// Draws nothing where there is no terminal.
     bar: ProgressBar,
     started: Option<Instant>,
+    /// When a line was last given.
+    said: Option<Instant>,
 }
 
 impl Loading {
@@ -24,17 +30,22 @@ impl Loading {
     fn on(target: ProgressDrawTarget) -> Loading {
         let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
         let bar = ProgressBar::with_draw_target(None, target).with_style(style);
-        Loading { bar, started: None }
+        Loading { bar, started: None, said: None }
     }
 
     /// Takes a step of loading in; gives the line that a log should have about it, if any.
     pub(crate) fn line(&mut self, progress: &Progress) -> Option<String> {
+        self.line_at(progress, Instant::now())
+    }
+
+    fn line_at(&mut self, progress: &Progress, now: Instant) -> Option<String> {
         let Progress::Loading { done, total } = *progress else {
             return Some(progress.to_string());
         };
         let size = Size(total as usize);
         let first = self.started.is_none();
-        let started = *self.started.get_or_insert_with(Instant::now);
+        let started = *self.started.get_or_insert(now);
+        let took = (now - started).as_secs_f64();
         if first {
             self.bar.reset();
             self.bar.set_length(total);
@@ -42,9 +53,20 @@ impl Loading {
         self.bar.set_position(done);
         if done == total {
             self.bar.finish_and_clear();
-            return Some(format!("read {size} of weights in {:.2} s", started.elapsed().as_secs_f64()));
+            return Some(format!("read {size} of weights in {took:.2} s"));
         }
-        (first && self.bar.is_hidden()).then(|| format!("reading {size} of weights"))
+        let said = self.said.get_or_insert(now);
+        if !self.bar.is_hidden() || !(first || now - *said >= SILENCE) {
+            return None;
+        }
+        *said = now;
+        if first {
+            return Some(format!("reading {size} of weights"));
+        }
+        let speed = done as f64 / took;
+        let (have, speed_shown, left) =
+            (Size(done as usize), Size(speed as usize), (total - done) as f64 / speed);
+        Some(format!("read {have} of {size}, {speed_shown}/s, {left:.0} s left"))
     }
 }
 
@@ -70,6 +92,20 @@ mod tests {
         assert_eq!(lines.len(), 2, "{lines:?}");
         assert_eq!(lines[0], "reading 10.0 MiB of weights");
         assert!(lines[1].starts_with("read 10.0 MiB of weights in 0."), "{lines:?}");
+    }
+
+    #[test]
+    fn without_a_terminal_there_is_a_line_every_ten_seconds() {
+        let (mut loading, start) = (Loading::on(ProgressDrawTarget::hidden()), Instant::now());
+        let mut at = |seconds, done| {
+            let progress = Progress::Loading { done: done * MIB, total: 100 * MIB };
+            loading.line_at(&progress, start + Duration::from_secs(seconds))
+        };
+        assert!(at(0, 0).is_some());
+        assert_eq!(at(9, 30), None);
+        assert_eq!(at(10, 40).unwrap(), "read 40.0 MiB of 100 MiB, 4.00 MiB/s, 15 s left");
+        assert_eq!(at(19, 60), None);
+        assert_eq!(at(20, 80).unwrap(), "read 80.0 MiB of 100 MiB, 4.00 MiB/s, 5 s left");
     }
 
     #[test]

@@ -85,7 +85,8 @@ pub(crate) struct ServerArgs {
         env = "ROUNDHOUSE_WRITE_TIMEOUT",
         value_name = "SECONDS",
         default_value = "30",
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = some_time
     )]
     write_timeout: Seconds,
 
@@ -96,11 +97,12 @@ pub(crate) struct ServerArgs {
         env = "ROUNDHOUSE_HEADER_TIMEOUT",
         value_name = "SECONDS",
         default_value = "30",
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        value_parser = some_time
     )]
     header_timeout: Seconds,
 
-    /// How long a stream may be silent before a comment is sent, in seconds.
+    /// How long a stream may be silent before a comment is sent, in seconds; 0 is for ever.
     #[arg(
         long,
         env = "ROUNDHOUSE_KEEP_ALIVE",
@@ -167,6 +169,11 @@ impl ServeArgs {
     fn config_hash(&self) -> String {
         format!("{:.12}", graph::Digester::of(format!("{self:?}").as_bytes()))
     }
+}
+
+fn some_time(text: &str) -> Result<Seconds, String> {
+    let time: Seconds = text.parse()?;
+    if time.0.is_zero() { Err("no client is that fast; give more than 0 seconds".into()) } else { Ok(time) }
 }
 
 fn secret(text: &str) -> Result<Secret, String> {

@@ -247,3 +247,64 @@ fn drawn() -> i128 {
     use std::hash::{BuildHasher, RandomState};
     i128::from(RandomState::new().hash_one(0) >> 11)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(body: Value) -> Fields {
+        Fields::new(body, "", &fields::CHAT, &mut Ignored::default()).unwrap()
+    }
+
+    #[test]
+    fn the_most_tokens_have_two_names_that_must_agree() {
+        let most = |body| max_tokens(&mut fields(body));
+        assert_eq!(most(json!({})).unwrap(), None);
+        assert_eq!(most(json!({"max_tokens": 3})).unwrap(), Some(3));
+        assert_eq!(most(json!({"max_completion_tokens": 3, "max_tokens": 3})).unwrap(), Some(3));
+        assert_eq!(most(json!({"max_completion_tokens": 1_000_000_000_000_u64})).unwrap(), Some(u32::MAX));
+        assert!(most(json!({"max_completion_tokens": 3, "max_tokens": 4})).is_err());
+        assert!(most(json!({"max_tokens": 0})).is_err());
+        assert!(most(json!({"max_tokens": -1})).is_err());
+    }
+
+    #[test]
+    fn stops_are_one_text_or_a_few() {
+        let read = |body| stops(&mut fields(body));
+        assert_eq!(read(json!({"stop": "a"})).unwrap(), ["a"]);
+        assert_eq!(read(json!({"stop": ["a", "b"]})).unwrap(), ["a", "b"]);
+        assert!(read(json!({})).unwrap().is_empty());
+        for stop in [json!(""), json!(["a", ""]), json!(1), json!(vec!["x"; 17]), json!("x".repeat(1025))] {
+            assert!(read(json!({"stop": stop})).is_err(), "{stop}");
+        }
+    }
+
+    #[test]
+    fn sampling_errors_name_the_field() {
+        let read = |body| sampling(&mut fields(body), None, 100);
+        assert_eq!(read(json!({})).unwrap().temperature, 1.0);
+        assert_eq!(read(json!({"top_k": -1, "logit_bias": {"7": -1.5}})).unwrap().logit_bias, [(7, -1.5)]);
+        for (body, param) in [
+            (json!({"temperature": -1}), "temperature"),
+            (json!({"top_p": 0}), "top_p"),
+            (json!({"presence_penalty": 3}), "presence_penalty"),
+            (json!({"logit_bias": {"x": 1}}), "logit_bias.x"),
+            (json!({"logit_bias": {"100": 1}}), "logit_bias"),
+            (json!({"logit_bias": {"1": 101}}), "logit_bias"),
+            (json!({"logit_bias": [1]}), "logit_bias"),
+        ] {
+            let error = read(body).unwrap_err().to_json();
+            assert!(error.contains(&format!("\"param\":\"{param}\"")), "{param} is not in {error}");
+        }
+    }
+
+    #[test]
+    fn stop_ids_are_in_the_vocabulary() {
+        assert_eq!(stop_ids(&mut fields(json!({"stop_token_ids": [1, 99]})), 100).unwrap(), [1, 99]);
+        assert!(stop_ids(&mut fields(json!({"stop_token_ids": [100]})), 100).is_err());
+        assert!(stop_ids(&mut fields(json!({"stop_token_ids": [-1]})), 100).is_err());
+        assert!(stop_ids(&mut fields(json!({"stop_token_ids": vec![1; 257]})), 100).is_err());
+    }
+}

@@ -197,3 +197,80 @@ fn part(at: usize, value: Value, path: &str, ignored: &mut Ignored) -> Result<Va
     fields.finish()?;
     Ok(serde_json::json!({"type": "text", "text": text}))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_what_a_template_may_see() {
+        let mut ignored = Ignored::default();
+        let parts =
+            json!({"role": "user", "content": [{"type": "text", "text": "a"}], "name": "n", "refusal": null});
+        let seen = message(3, parts, &mut ignored).unwrap();
+        assert_eq!(seen, json!({"role": "user", "content": [{"type": "text", "text": "a"}]}));
+        assert_eq!(ignored.list().unwrap(), "messages[].name, messages[].refusal");
+        let silent =
+            json!({"role": "assistant", "content": null, "reasoning_content": "r", "tool_calls": []});
+        let seen = message(0, silent, &mut ignored).unwrap();
+        assert_eq!(seen, json!({"role": "assistant", "content": "", "reasoning_content": "r"}));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_message_is_named_by_its_path() {
+        let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
+        for (value, param) in [
+            (json!("text"), "messages[1]"),
+            (json!({"content": "a"}), "messages[1].role"),
+            (json!({"role": "tool", "content": "a"}), "messages[1].role"),
+            (json!({"role": "user"}), "messages[1].content"),
+            (json!({"role": "user", "content": 1}), "messages[1].content"),
+            (json!({"role": "user", "content": [picture]}), "messages[1].content[0]"),
+            (json!({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text"),
+            (json!({"role": "user", "content": [{"text": "a"}]}), "messages[1].content[0].type"),
+            (
+                json!({"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}),
+                "messages[1].content[0].x",
+            ),
+            (
+                json!({"role": "user", "content": "a", "reasoning_content": "r"}),
+                "messages[1].reasoning_content",
+            ),
+            (json!({"role": "assistant", "content": "a", "tool_calls": [1]}), "messages[1].tool_calls"),
+            (json!({"role": "user", "content": "a", "weight": 1}), "messages[1].weight"),
+        ] {
+            let error = message(1, value, &mut Ignored::default()).unwrap_err().to_json();
+            assert!(error.contains(&format!("\"param\":\"{param}\"")), "{param} is not in {error}");
+        }
+    }
+
+    #[test]
+    fn effort_has_more_names_than_levels() {
+        let levels = Effort::NAMES.map(|name| Effort::named(name).unwrap().0);
+        let expected =
+            [None, Some("low"), Some("low"), Some("medium"), Some("xhigh"), Some("xhigh"), Some("xhigh")];
+        assert_eq!(levels, expected);
+        assert!(Effort::named("hi").is_none());
+    }
+
+    #[test]
+    fn tools_and_formats_other_than_text_are_refused() {
+        let read = |body: Value| {
+            let mut ignored = Ignored::default();
+            let mut fields = Fields::new(body, "", &fields::CHAT, &mut ignored).unwrap();
+            only_text(&mut fields).and_then(|()| fields.finish())
+        };
+        assert!(
+            read(json!({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}})).is_ok()
+        );
+        for body in [
+            json!({"tools": [{"type": "function"}]}),
+            json!({"tool_choice": "auto"}),
+            json!({"response_format": {"type": "json_object"}}),
+        ] {
+            assert!(read(body.clone()).is_err(), "{body}");
+        }
+    }
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use axum::http::StatusCode;
 use runtime::engine::{Event, Finished, Gone, Hold, Reason, Sink, Token};
 use tokio::sync::mpsc;
 
@@ -163,6 +164,10 @@ impl Choices {
             Reason::Cancelled => return Err(Trouble::Slow),
         };
         let lane = &mut self.lanes[index];
+        // A token that found the channel full is lost, and so is the reply.
+        if finished.completion_tokens as usize != lane.ids.len() {
+            return Err(Trouble::Slow);
+        }
         let mut split = lane.thinking.push(&finished.text);
         let rest = lane.thinking.finish();
         split.reasoning += &rest.reasoning;
@@ -194,7 +199,7 @@ impl Trouble {
     pub(crate) fn told(self, app: &App) -> ApiError {
         match self {
             Trouble::Full => app.full(),
-            Trouble::Refused(why) => ApiError::field("prompt", why),
+            Trouble::Refused(why) => ApiError::refused(StatusCode::BAD_REQUEST, "refused", why),
             Trouble::Failed(why) => ApiError::failed("engine_failed", why),
             Trouble::Slow => {
                 ApiError::failed("slow_reader", "the reply was read too slowly and was called off")

@@ -3,7 +3,6 @@
 //! A body is read whole before anything is decided, so that a refused request leaves its connection fit for the next.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
@@ -12,7 +11,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use tokio::time::Instant;
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 
 use super::errors::ApiError;
 use super::state::{App, Phase};
@@ -22,13 +22,16 @@ pub(crate) const HEADER_BYTES: usize = 32 << 10;
 /// Bytes beyond the limit that are read and dropped, so that the client reads why and can go on.
 const OVERRUN_BYTES: usize = 8 << 20;
 
+/// Bodies up to this size are small: as many may be in memory as there are connections.
+const SMALL_BYTES: usize = 64 << 10;
+
 /// Around every route.
 pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let _active = app.begin();
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let mut response = match admitted(&app, request).await {
-        Ok(request) => next.run(request).await,
+        Ok((request, _large)) => next.run(request).await,
         Err(error) => error.into_response(),
     };
     // Whoever asks a server that will end should not ask this one again.
@@ -56,10 +59,10 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
-/// The request with its body in memory, if it keeps all limits.
-async fn admitted(app: &App, request: Request) -> Result<Request, ApiError> {
+/// The request with its body in memory, if it keeps all limits; and its place among the large ones, if it is one.
+async fn admitted(app: &App, request: Request) -> Result<(Request, Option<SemaphorePermit<'_>>), ApiError> {
     let (head, body) = request.into_parts();
-    let body = read(body, &head.headers, app.settings.body_limit, app.settings.header_timeout).await?;
+    let (body, large) = read(body, &head.headers, app).await?;
     let header_bytes: usize =
         head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     if header_bytes > HEADER_BYTES {
@@ -70,7 +73,7 @@ async fn admitted(app: &App, request: Request) -> Result<Request, ApiError> {
     if head.method == Method::POST {
         check_kind(&head.headers)?;
     }
-    Ok(Request::from_parts(head, Body::from(body)))
+    Ok((Request::from_parts(head, Body::from(body)), large))
 }
 
 /// Only plain JSON is read.
@@ -88,30 +91,36 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body of at most `limit` bytes within `time`.
-async fn read(mut body: Body, headers: &HeaderMap, limit: usize, time: Duration) -> Result<Bytes, ApiError> {
+/// Reads a body of at most as many bytes, and in as much time, as the settings say.
+async fn read<'a>(
+    mut body: Body,
+    headers: &HeaderMap,
+    app: &'a App,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
+    let (limit, time) = (app.settings.body_limit, app.settings.header_timeout);
     let too_large = |bytes: &str| {
         let why = format!("the body has {bytes} bytes; at most {limit} are read (--body-limit)");
         ApiError::refused(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", why)
     };
+    let late = |_| {
+        let why = format!("the body did not come within {} s", time.as_secs_f32());
+        ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_body", why).closing()
+    };
+    let most = limit.saturating_add(OVERRUN_BYTES);
     let stated =
-        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    if let Some(bytes) = stated.filter(|bytes| *bytes > limit) {
+        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if let Some(bytes) = stated.filter(|bytes| *bytes > limit as u64) {
         // A client that waits for leave to send has sent nothing.
-        if headers.contains_key(header::EXPECT) || bytes > limit + OVERRUN_BYTES {
+        if headers.contains_key(header::EXPECT) || bytes > most as u64 {
             return Err(too_large(&bytes.to_string()).closing());
         }
     }
     let until = Instant::now() + time;
-    let (mut kept, mut bytes) = (BytesMut::new(), 0);
+    let (mut kept, mut bytes, mut large) = (BytesMut::new(), 0, None);
     loop {
-        let frame = tokio::time::timeout_at(until, body.frame()).await.map_err(|_| {
-            let why = format!("the body did not come within {} s", time.as_secs_f32());
-            ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_body", why).closing()
-        })?;
-        match frame {
+        match timeout_at(until, body.frame()).await.map_err(late)? {
             None if bytes > limit => return Err(too_large(&bytes.to_string())),
-            None => return Ok(kept.freeze()),
+            None => return Ok((kept.freeze(), large)),
             Some(Err(error)) => {
                 let why = format!("the body broke off: {error}");
                 return Err(ApiError::refused(StatusCode::BAD_REQUEST, "broken_body", why).closing());
@@ -119,9 +128,12 @@ async fn read(mut body: Body, headers: &HeaderMap, limit: usize, time: Duration)
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
                 bytes += data.len();
+                if bytes > SMALL_BYTES && large.is_none() {
+                    large = timeout_at(until, app.large_bodies.acquire()).await.map_err(late)?.ok();
+                }
                 if bytes <= limit {
                     kept.extend_from_slice(&data);
-                } else if bytes > limit + OVERRUN_BYTES {
+                } else if bytes > most {
                     return Err(too_large("more").closing());
                 }
             }

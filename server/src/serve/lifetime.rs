@@ -56,8 +56,9 @@ async fn load(
     open: impl FnOnce() -> Result<OpenEngine, Failure> + Send + 'static,
 ) -> Result<OpenEngine, Failure> {
     let (said, opened) = oneshot::channel();
-    let thread = thread::Builder::new().name("loading".into());
-    thread.spawn(move || said.send(open())).map_err(lost)?;
+    let thread = thread::Builder::new().name("model".into());
+    // Nobody waits for it any more if the server has ended.
+    thread.spawn(move || drop(said.send(open()))).map_err(lost)?;
     opened
         .await
         .unwrap_or_else(|_| Err(Failure::Device("loading met a fault of its own and has ended".into())))

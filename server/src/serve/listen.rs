@@ -1,7 +1,7 @@
 //! Connections: accepting them, reading requests from them, and ending them in a way that clients understand.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use axum::http::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 
 use super::edge::HEADER_BYTES;
@@ -24,6 +25,8 @@ use super::state::App;
 
 /// Connections at once; more wait to be accepted.
 const CONNECTIONS: usize = 8192;
+/// Connections that the system keeps for us until they are accepted, if it allows so many.
+const WAITING: i32 = 4096;
 /// Bytes that a connection may hold of a head that is not complete. Beyond the limit on headers there must be room for
 /// the names and the request line.
 const BUFFER_BYTES: usize = 2 * HEADER_BYTES + 8192;
@@ -50,17 +53,31 @@ pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>)
                 });
             }
             // The client is gone already, or files are short: then some will be closed.
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
 }
 
 /// Binds the address before anything else is done.
 pub(crate) fn bind(host: &str, port: u16) -> io::Result<(std::net::TcpListener, SocketAddr)> {
-    let listener = std::net::TcpListener::bind((host, port))?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
+    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match listen_at(address) {
+            Ok(listener) => return listener.local_addr().map(|address| (listener, address)),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = socket2::Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A port whose last owner has just ended can be had.
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(WAITING)?;
+    Ok(socket.into())
 }
 
 /// One connection, from its first request to its end.
@@ -94,7 +111,7 @@ async fn serve(stream: TcpStream, router: Router, app: &App) {
         // Nobody may be there to read it.
         let _ = socket.write_all(error.to_http().as_bytes()).await;
     }
-    linger(socket).await;
+    linger(socket, app).await;
 }
 
 /// What a client is told whose request could not be read and whom nothing was told yet.
@@ -108,7 +125,7 @@ fn unread(error: &hyper::Error, watch: &Watch, app: &App) -> Option<ApiError> {
 /// Ends when the client has closed its side.
 async fn gone(watch: &Watch) {
     loop {
-        tokio::time::sleep(LOOK).await;
+        sleep(LOOK).await;
         if watch.is_gone().await {
             return;
         }
@@ -117,7 +134,7 @@ async fn gone(watch: &Watch) {
 
 /// Closes a connection after its last answer. What the client still sends is dropped for a while: a system that
 /// closes with bytes unread would take the answer back.
-async fn linger(mut socket: Socket) {
+async fn linger(mut socket: Socket, app: &App) {
     if socket.shutdown().await.is_err() {
         return;
     }
@@ -131,5 +148,12 @@ async fn linger(mut socket: Socket) {
             }
         }
     };
-    let _ = timeout(time, drop_rest).await;
+    let hurried = async {
+        app.closing.cancelled().await;
+        sleep(LOOK).await;
+    };
+    tokio::select! {
+        _ = timeout(time, drop_rest) => {}
+        () = hurried => {}
+    }
 }

@@ -23,6 +23,9 @@ use super::{chat, completions, tokens};
 /// Names fields that were accepted without effect.
 const IGNORED: &str = "x-roundhouse-ignored";
 
+/// Bodies above this size are read one at a time.
+const LARGE_BYTES: usize = 256 << 10;
+
 /// POST `/v1/chat/completions`.
 pub(crate) async fn chat(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
     answer(app, Wire::Chat, body).await
@@ -64,12 +67,15 @@ async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiE
     }
 }
 
-/// Reads a body on a thread where that may take its time.
+/// Reads a body on a thread where that may take its time; large ones one after the other.
 async fn read<T: Send + 'static>(
     app: Arc<App>,
     body: Bytes,
     reader: impl FnOnce(&[u8], &App, &Model) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let turns = app.clone();
+    let large = body.len() > LARGE_BYTES;
+    let _turn = if large { turns.large_reader.acquire().await.ok() } else { None };
     let read = tokio::task::spawn_blocking(move || reader(&body, &app, app.model()?));
     read.await.map_err(|_| ApiError::failed("internal", "reading the request met a fault of our own"))?
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, Method, StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
@@ -31,6 +32,8 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
+        // Bodies are limited by the edge, which has read them.
+        .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(app.clone(), edge::around));
     match app.settings.cors_origins.as_slice() {
         [] => all,

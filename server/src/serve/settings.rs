@@ -32,7 +32,7 @@ pub struct Settings {
     pub write_timeout: Duration,
     /// How long a client may take to send the head of a request, and then its body.
     pub header_timeout: Duration,
-    /// How long a stream may be silent before a comment is sent.
+    /// How long a stream may be silent before a comment is sent; zero is for ever.
     pub keep_alive: Duration,
     /// How long running replies may go on after the word to stop.
     pub drain: Duration,

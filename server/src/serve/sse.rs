@@ -43,6 +43,8 @@ pub(crate) struct Stream {
     /// When the server stops it.
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     quiet: Pin<Box<Sleep>>,
+    /// How long it may be silent; zero is for ever.
+    patience: Duration,
     said: Instant,
     _active: Active,
 }
@@ -60,6 +62,7 @@ impl Stream {
             writer: Writer::new(form, tokenizer),
             cut: Box::pin(app.cut.clone().cancelled_owned()),
             quiet: Box::pin(tokio::time::sleep(app.settings.keep_alive)),
+            patience: app.settings.keep_alive,
             said: Instant::now(),
             app: app.clone(),
             _active: active,
@@ -89,13 +92,12 @@ impl Stream {
 
     /// Writes a comment if nothing was said for long.
     fn keep_alive(&mut self, context: &mut Context<'_>) {
-        let after: Duration = self.app.settings.keep_alive;
-        while self.quiet.as_mut().poll(context).is_ready() {
-            if self.said.elapsed() >= after {
+        while !self.patience.is_zero() && self.quiet.as_mut().poll(context).is_ready() {
+            if self.said.elapsed() >= self.patience {
                 self.writer.out.extend_from_slice(b": keep-alive\n\n");
                 self.said = Instant::now();
             }
-            let next = self.said + after;
+            let next = self.said + self.patience;
             self.quiet.as_mut().reset(next);
         }
     }

@@ -15,6 +15,9 @@ use super::errors::ApiError;
 use super::metrics::Metrics;
 use super::settings::Settings;
 
+/// Large bodies that may be in memory at once.
+const LARGE_BODIES: usize = 64;
+
 /// The server's shared state.
 pub(crate) struct App {
     pub(crate) settings: Settings,
@@ -23,6 +26,10 @@ pub(crate) struct App {
     pub(crate) metrics: Metrics,
     /// Running replies end now, with an error.
     pub(crate) cut: CancellationToken,
+    /// One permit for every large body that may be in memory.
+    pub(crate) large_bodies: Semaphore,
+    /// The turn to read a large body: tokens of one take much memory, and small ones should not wait behind it.
+    pub(crate) large_reader: Semaphore,
     /// Connections end as soon as they are idle.
     pub(crate) closing: CancellationToken,
     phase: RwLock<Phase>,
@@ -72,6 +79,8 @@ impl App {
             metrics: Metrics::new(started),
             cut: CancellationToken::new(),
             closing: CancellationToken::new(),
+            large_bodies: Semaphore::new(LARGE_BODIES),
+            large_reader: Semaphore::new(1),
             phase: RwLock::new(Phase::Loading),
             model: OnceLock::new(),
             seats: Arc::new(Semaphore::new(settings.lanes + settings.queue)),
