@@ -91,10 +91,9 @@ fn the_start_tells_what_it_does() {
 }
 
 fn what_does_not_fit_is_told_before_loading() {
-    for (options, words) in [
-        (&["--memory", "1K"][..], &["--memory"][..]),
-        (&["--context", "99999999"], &["--context"]),
-    ] {
+    for (options, words) in
+        [(&["--memory", "1K"][..], &["--memory"][..]), (&["--context", "99999999"], &["--context"])]
+    {
         let mut command = serve(options);
         command.env_remove("ROUNDHOUSE_CONTEXT");
         let ended = run(&mut command);

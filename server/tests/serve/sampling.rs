@@ -85,9 +85,10 @@ fn choices_draw_with_seeds_in_a_row() {
 
 fn without_a_temperature_it_is_one() {
     let server = Server::start(&[]);
-    for (path, mut body) in
-        [(CHAT, with(loose(json!({"seed": 3})), json!({"max_tokens": 150}))), (COMPLETIONS, with(completion("Once"), json!({"seed": 3})))]
-    {
+    for (path, mut body) in [
+        (CHAT, with(loose(json!({"seed": 3})), json!({"max_tokens": 150}))),
+        (COMPLETIONS, with(completion("Once"), json!({"seed": 3}))),
+    ] {
         body["temperature"] = json!(1.0);
         let one = shas(&server.post(path, &body).good());
         body.as_object_mut().unwrap().remove("temperature");

@@ -15,6 +15,7 @@ crate::tests! {
     every_option_is_a_setting_of_the_file_and_of_the_environment,
     a_key_that_is_no_setting_is_refused,
     a_bad_value_is_refused_with_file_and_key,
+    a_bad_value_is_refused_even_if_another_wins,
     a_file_that_is_none_is_refused,
     bad_flags_are_refused,
     unknown_variables_are_refused,
@@ -91,7 +92,7 @@ fn every_option_is_a_setting_of_the_file_and_of_the_environment() {
         with_variable(NO_VALUE).failed(2, &[option]);
         let (_dir, path) = file(&format!("{option} = \"no such value\"\n"));
         let mut command = bare();
-        command.arg("serve").arg(tiny()).arg("--config").arg(&path);
+        command.arg("serve").arg(tiny()).arg("--config").arg(&path).env_remove("ROUNDHOUSE_DEVICE");
         run(&mut command).failed(2, &["round.toml", option, "no such value"]);
     }
     for option in ["api-key", "served-name", "host", "cors-origin"] {
@@ -134,6 +135,12 @@ fn a_bad_value_is_refused_with_file_and_key() {
     refused("max-n = 1.5\n", &["max-n", "1.5"]);
     refused("lanes = 1979-05-27\n", &["lanes", "1979-05-27"]);
     refused("api-key = \"\"\n", &["api-key"]);
+}
+
+/// It would be met on the day on which the other is taken away.
+fn a_bad_value_is_refused_even_if_another_wins() {
+    let (_dir, path) = file("lanes = \"abc\"\n");
+    run(&mut serve(&["--config", path.to_str().expect("a path"), "--lanes", "2"])).failed(2, &["round.toml", "lanes", "abc"]);
 }
 
 fn a_file_that_is_none_is_refused() {
