@@ -53,6 +53,7 @@ fn set(cli: Command, key: &str, value: toml::Value) -> Result<Command, String> {
         let names = options().filter_map(clap::Arg::get_long).filter(|name| *name != OPTION);
         return Err(format!("there is no such setting; there are {}", names.collect::<Vec<_>>().join(", ")));
     };
+    let quoted = matches!(value, toml::Value::String(_) | toml::Value::Array(_));
     let takes_many = matches!(option.get_action(), clap::ArgAction::Append);
     let texts = match value {
         toml::Value::Array(values) if takes_many => {
@@ -62,9 +63,15 @@ fn set(cli: Command, key: &str, value: toml::Value) -> Result<Command, String> {
     };
     let id = option.get_id().clone();
     let lone = command.clone().mut_args(|option| option.env(Resettable::<OsStr>::Reset));
-    let line = texts.iter().flat_map(|text| [format!("--{key}={text}")]);
-    let line = [READER.to_owned(), "model".to_owned()].into_iter().chain(line);
-    lone.try_get_matches_from(line).map_err(|error| first_line(&error))?;
+    let takes = |text: &str| {
+        let line = [READER.to_owned(), "model".to_owned(), format!("--{key}={text}")];
+        lone.clone().try_get_matches_from(line).map(drop).map_err(|error| first_line(&error))
+    };
+    texts.iter().try_for_each(|text| takes(text))?;
+    // What takes any word is a text, and a text has quotes here.
+    if !quoted && takes("word").is_ok() {
+        return Err("this setting is a text; put it in quotes".into());
+    }
     let defaults: Vec<OsStr> = texts.into_iter().map(OsStr::from).collect();
     Ok(cli.mut_subcommand(READER, |command| command.mut_arg(id, |option| option.default_values(defaults))))
 }
@@ -133,6 +140,9 @@ mod tests {
             ("config = \"x\"", ["config", "no such setting"]),
             ("model = \"x\"", ["model", "no such setting"]),
             ("port = [1]", ["port", "a setting is"]),
+            ("host = 5", ["host = 5", "quotes"]),
+            ("api-key = true", ["api-key = true", "quotes"]),
+            ("cors-origin = [5]", ["cors-origin = [5]", "not an origin"]),
             ("port 1", ["not TOML", "line 1"]),
             ("port = 1\nport = 2", ["not TOML", "duplicate"]),
         ] {

@@ -13,13 +13,16 @@ crate::tests! {
 }
 
 /// Threads that compute the model; all others serve.
-const COMPUTES: [&str; 2] = ["engine", "host"];
+const COMPUTES: [&str; 2] = ["engine", "model"];
 
 fn cpu(server: &Server) -> (Duration, Duration) {
     let threads = server.threads();
     let of = |computes: bool| {
-        let is = |name: &str| COMPUTES.iter().any(|compute| name.starts_with(compute));
-        threads.values().filter(|thread| is(&thread.name) == computes).map(|thread| thread.cpu).sum()
+        threads
+            .values()
+            .filter(|thread| COMPUTES.contains(&thread.name.as_str()) == computes)
+            .map(|thread| thread.cpu)
+            .sum()
     };
     (of(false), of(true))
 }

@@ -26,8 +26,10 @@ fn line(options: &[&str]) -> Value {
 fn every_option_means_what_it_means_on_the_line() {
     let server = Server::start(&[]);
     // Loose draws, on which every option shows.
-    let seeded = ["--seed", "12345678901234567890", "--temperature", "4", "--max-tokens", "40", "--ignore-eos"];
-    let fields = json!({"seed": 12345678901234567890u64, "temperature": 4, "max_tokens": 40, "ignore_eos": true});
+    let seeded =
+        ["--seed", "12345678901234567890", "--temperature", "4", "--max-tokens", "40", "--ignore-eos"];
+    let fields =
+        json!({"seed": 12345678901234567890u64, "temperature": 4, "max_tokens": 40, "ignore_eos": true});
     let greedy: [(&[&str], Value); 7] = [
         (&[], json!({})),
         (&["--max-tokens", "9"], json!({"max_tokens": 9})),
@@ -39,16 +41,17 @@ fn every_option_means_what_it_means_on_the_line() {
     ];
     let drawn: [(&[&str], Value); 8] = [
         (&[], json!({})),
-        (&["--top-k", "3", "--frequency-penalty", "2"], json!({"top_k": 3, "frequency_penalty": 2})),
-        (&["--top-k", "3", "--presence-penalty", "-2"], json!({"top_k": 3, "presence_penalty": -2})),
-        (&["--top-k", "3", "--repetition-penalty", "1.5"], json!({"top_k": 3, "repetition_penalty": 1.5})),
+        (&["--top-k", "20", "--frequency-penalty", "2"], json!({"top_k": 20, "frequency_penalty": 2})),
+        (&["--top-k", "20", "--presence-penalty", "-2"], json!({"top_k": 20, "presence_penalty": -2})),
+        (&["--top-k", "20", "--repetition-penalty", "1.5"], json!({"top_k": 20, "repetition_penalty": 1.5})),
         (&["--logit-bias", "64=30,2016=-100"], json!({"logit_bias": {"64": 30, "2016": -100}})),
         (&["--top-k", "3"], json!({"top_k": 3})),
         (&["--top-p", "0.6"], json!({"top_p": 0.6})),
-        (&["--min-p", "0.2"], json!({"min_p": 0.2})),
+        (&["--min-p", "0.02"], json!({"min_p": 0.02})),
     ];
     let greedy = greedy.into_iter().map(|(options, more)| (options.to_vec(), more));
-    let drawn = drawn.into_iter().map(|(options, more)| ([&seeded, options].concat(), with(fields.clone(), more)));
+    let drawn =
+        drawn.into_iter().map(|(options, more)| ([&seeded, options].concat(), with(fields.clone(), more)));
     let mut seen = Vec::new();
     for (options, more) in greedy.chain(drawn) {
         let expected = line(&options);

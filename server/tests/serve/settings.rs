@@ -140,7 +140,8 @@ fn a_bad_value_is_refused_with_file_and_key() {
 /// It would be met on the day on which the other is taken away.
 fn a_bad_value_is_refused_even_if_another_wins() {
     let (_dir, path) = file("lanes = \"abc\"\n");
-    run(&mut serve(&["--config", path.to_str().expect("a path"), "--lanes", "2"])).failed(2, &["round.toml", "lanes", "abc"]);
+    run(&mut serve(&["--config", path.to_str().expect("a path"), "--lanes", "2"]))
+        .failed(2, &["round.toml", "lanes", "abc"]);
 }
 
 fn a_file_that_is_none_is_refused() {
