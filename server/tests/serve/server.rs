@@ -48,7 +48,7 @@ pub(crate) fn tiny() -> PathBuf {
 }
 
 /// Where servers run: on the host device, unless `ROUNDHOUSE_TEST_DEVICE` names another.
-fn device() -> String {
+pub(crate) fn device() -> String {
     env::var("ROUNDHOUSE_TEST_DEVICE").unwrap_or_else(|_| "host".into())
 }
 

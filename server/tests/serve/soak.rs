@@ -58,6 +58,12 @@ impl Tally {
         *self.counts.lock().unwrap().entry(what).or_default() += 1;
     }
 
+    /// A refusal for want of room. The client comes again later, though sooner than it was told.
+    fn full(&self) {
+        self.count("full");
+        thread::sleep(Duration::from_millis(100));
+    }
+
     fn wrong(&self, what: String) {
         self.wrong.lock().unwrap().push(what);
     }
@@ -65,8 +71,7 @@ impl Tally {
     /// Compares a whole reply or a refusal for want of room.
     fn whole(&self, name: &str, response: &Response, expected: &[String]) {
         if response.status() == 429 {
-            self.count("full");
-            return;
+            return self.full();
         }
         if response.status() != 200 {
             return self.wrong(format!("{name}: {} {}", response.status(), response.text()));
@@ -88,8 +93,13 @@ impl Tally {
 /// One client: what it does is a function of its number.
 fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop: &AtomicBool, tally: &Tally) {
     let mut random = Random::new(number);
-    let mut kept = server.connect();
+    let (mut kept, mut used) = (server.connect(), Instant::now());
     while !stop.load(Ordering::Relaxed) {
+        if used.elapsed() > Duration::from_secs(15) {
+            // The server closes what is idle for longer than --header-timeout.
+            kept = server.connect();
+            used = Instant::now();
+        }
         let (prompt, expected) = &prompts[random.below(prompts.len() as u32) as usize];
         let name = prompt.name;
         let ask = Ask::post(prompt.path, &prompt.body);
@@ -110,7 +120,7 @@ fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop:
                 let mut connection = server.connect();
                 connection.send(&stream_ask.bytes()).expect("a request is taken");
                 match Stream::try_new(connection) {
-                    Err(error) if error.to_string().contains("429") => tally.count("full"),
+                    Err(error) if error.to_string().contains("429") => tally.full(),
                     Err(error) => tally.wrong(format!("{name}, streamed: {error}")),
                     Ok(mut stream) => {
                         if kind == 5 {
@@ -124,18 +134,21 @@ fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop:
             6 => {
                 let mut connection = server.connect();
                 connection.send(&stream_ask.bytes()).expect("a request is taken");
-                if let Ok(mut stream) = Stream::try_new(connection) {
-                    for _ in 0..random.below(12) {
-                        if !stream.take_one().unwrap_or(false) {
-                            break;
+                match Stream::try_new(connection) {
+                    Err(_) => tally.full(),
+                    Ok(mut stream) => {
+                        for _ in 0..random.below(12) {
+                            if !stream.take_one().unwrap_or(false) {
+                                break;
+                            }
                         }
-                    }
-                    if random.below(2) == 0 {
-                        stream.connection.half_close();
-                        thread::sleep(Duration::from_millis(50));
+                        if random.below(2) == 0 {
+                            stream.connection.half_close();
+                            thread::sleep(Duration::from_millis(50));
+                        }
+                        tally.count("left a stream");
                     }
                 }
-                tally.count("left a stream");
             }
             7 => {
                 let mut connection = server.connect();
@@ -148,6 +161,7 @@ fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop:
                 let mut connection = server.connect();
                 let cut = random.below(bytes.len() as u32) as usize;
                 connection.send(&bytes[..cut]).expect("bytes are taken");
+                thread::sleep(Duration::from_millis(20));
                 tally.count("left a request");
             }
             _ => {
@@ -155,6 +169,7 @@ fn client(server: &Server, number: u64, prompts: &[(Prompt, Vec<String>)], stop:
                     Ask::post(prompt.path, &with(prompt.body.clone(), json!({"reasoning_efort": "low"})));
                 match kept.try_ask(&bad) {
                     Ok(response) if response.status() == 400 => tally.count("bad"),
+                    Ok(response) if response.status() == 429 => tally.full(),
                     Ok(response) => tally.wrong(format!("a bad request: {}", response.status())),
                     Err(error) => {
                         tally.wrong(format!("a bad request: {error}"));
@@ -213,7 +228,7 @@ fn play(server: &Server, prompts: &[(Prompt, Vec<String>)], length: Duration, fi
 }
 
 fn a_hundred_mixed_clients_for_two_minutes() {
-    let server = Server::start(&["--context", "1024", "--queue", "64", "--write-timeout", "5"]);
+    let server = Server::start(&["--context", "1024", "--queue", "128", "--write-timeout", "5"]);
     let alone = |prompt: &Prompt| -> Vec<String> {
         let reply = server.post(prompt.path, &prompt.body).good();
         reply["choices"]

@@ -123,7 +123,7 @@ class Client(unittest.TestCase):
             time.sleep(0.02)
 
     def test_several_choices_with_a_seed(self):
-        ask = dict(model="tiny", messages=STORY, n=3, seed=7, temperature=1.5, max_tokens=20)
+        ask = dict(model="tiny", messages=STORY, n=3, seed=7, temperature=4, max_tokens=20)
         one, two = self.chat(**ask), self.chat(**ask)
         texts = [choice.message.content for choice in one.choices]
         self.assertEqual([choice.index for choice in one.choices], [0, 1, 2])
@@ -181,7 +181,7 @@ class Client(unittest.TestCase):
     def test_options_of_other_servers_go_in_the_extra_body(self):
         extra = {"top_k": 1, "min_p": 0.1, "repetition_penalty": 1.0, "ignore_eos": True, "stop_token_ids": [23]}
         reply = self.chat(model="tiny", messages=COUNT, temperature=1, max_tokens=60, extra_body=extra)
-        self.assertEqual(reply.choices[0].message.content, "5, 6, 7, ")
+        self.assertEqual(reply.choices[0].message.content, "5, 6, 7, 8")
 
     def test_completions(self):
         create = self.client.completions.create
