@@ -19,7 +19,8 @@ impl Failure {
         Failure::Input(error.to_string())
     }
 
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    /// The status of a process that ends this way.
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Check(_) => ExitCode::from(1),
             Failure::Input(_) => ExitCode::from(2),

@@ -23,6 +23,13 @@ pub enum Event {
     Failed(String),
 }
 
+impl Event {
+    /// Whether nothing follows it.
+    pub fn is_last(&self) -> bool {
+        !matches!(self, Event::Token(_))
+    }
+}
+
 /// Where the events of one request go. The engine calls it on its own thread, so it must not wait; it is dropped when
 /// the request is over.
 pub struct Sink(Box<dyn FnMut(Event) -> Result<(), Gone> + Send>);

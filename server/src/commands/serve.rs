@@ -16,7 +16,6 @@ pub(crate) fn serve(args: Box<ServeArgs>) -> Result<(), Failure> {
     let queue = (settings.lanes + settings.queue) as u32;
     let options = EngineOptions { queue, ..args.engine.options(&chosen) };
     let server = Server::bind(settings)?;
-    note(format_args!("listening on http://{}", server.address()));
     server.run(move || {
         note(chosen.opening(&args.model));
         engine::open(&args.model, &options, &mut told()).map_err(engine_failure)

@@ -138,12 +138,12 @@ fn only_text(fields: &mut Fields) -> Result<(), ApiError> {
         Some(Value::String(choice)) if choice == "none" => {}
         Some(_) => return Err(fields.wrong("tool_choice", "this build makes no tool calls; leave it out")),
     }
-    match fields.any("response_format") {
-        None => Ok(()),
-        Some(format) if format == serde_json::json!({"type": "text"}) => Ok(()),
-        Some(_) => {
-            Err(fields.wrong("response_format", r#"this build makes plain text only: give {"type": "text"}"#))
-        }
+    let Some(format) = fields.any("response_format") else { return Ok(()) };
+    let path = fields.path("response_format");
+    let mut format = Fields::new(format, &path, &fields::FORMAT, &mut Ignored::default())?;
+    match format.any("type") {
+        Some(Value::String(kind)) if kind == "text" => format.finish(),
+        _ => Err(ApiError::field(path, r#"this build makes plain text only: give {"type": "text"}"#)),
     }
 }
 

@@ -83,10 +83,12 @@ impl Choices {
         let (sender, events) = mpsc::channel(BACKLOG * asked.replies());
         let mut holds = Vec::new();
         for (index, seat) in seats.into_iter().enumerate() {
-            let sender = sender.clone();
+            let (sender, mut seat) = (sender.clone(), Some(seat));
             let sink = Sink::new(move |event| {
-                // The seat is free when the engine has let go of the reply.
-                let _held = &seat;
+                // The seat is free before the client can know that the reply is over, and ask again.
+                if event.is_last() {
+                    drop(seat.take());
+                }
                 sender.try_send((index, event)).map_err(|_| Gone)
             });
             let hold = model.handle.submit_to(asked.submission(index, app, model), sink);

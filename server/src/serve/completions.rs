@@ -27,15 +27,15 @@ pub(crate) fn read(body: &[u8], app: &App, model: &Model) -> Result<Asked, ApiEr
             fields.wrong("best_of", format!("must equal n, which is {}: every reply is given", asked.n))
         );
     }
-    asked.prompts = prompts(&mut fields, model)?;
+    asked.prompts = prompts(&mut fields, app.most_replies() / asked.n, model)?;
     fields.finish()?;
     asked.ignored = ignored;
     Ok(asked)
 }
 
-/// The prompts: a text, a list of ids, or a list of either.
-fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, ApiError> {
-    let wrong = "must be a string, a list of token ids, or a list of either";
+/// The prompts: a text, a list of ids, or a list of at most `most` texts or lists.
+fn prompts(fields: &mut Fields, most: usize, model: &Model) -> Result<Vec<Prompt>, ApiError> {
+    let wrong = "must be a string, a list of token ids, a list of strings, or a list of such lists";
     let one = |value: &Value, path: &str| {
         let ids = match value {
             Value::String(text) => encode(text, path, model)?,
@@ -48,6 +48,16 @@ fn prompts(fields: &mut Fields, model: &Model) -> Result<Vec<Prompt>, ApiError> 
         None => Err(fields.wrong("prompt", "is missing")),
         Some(Value::Array(list)) if list.is_empty() => Err(fields.wrong("prompt", "is an empty list")),
         Some(Value::Array(list)) if !list[0].is_number() => {
+            if list.len() > most {
+                let why = format!(
+                    "{} prompts have more replies than may run or wait: give {most} at most",
+                    list.len()
+                );
+                return Err(fields.wrong("prompt", why));
+            }
+            if list.iter().any(|value| value.is_string() != list[0].is_string()) {
+                return Err(fields.wrong("prompt", wrong));
+            }
             list.iter().enumerate().map(|(at, value)| one(value, &format!("prompt[{at}]"))).collect()
         }
         Some(value) => Ok(vec![one(&value, "prompt")?]),

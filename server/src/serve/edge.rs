@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
@@ -42,14 +42,26 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     response
 }
 
-/// Around routes that need the key.
+/// What may be asked without the key.
+const OPEN: [&str; 3] = ["/health", "/ready", "/metrics"];
+
+/// Around all that needs the key, what there is nothing at included.
 pub(crate) async fn with_key(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let Some(key) = &app.settings.api_key else { return next.run(request).await };
+    let key = app.settings.api_key.as_ref().filter(|_| !OPEN.contains(&request.uri().path()));
+    let Some(key) = key else { return next.run(request).await };
     let shown = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(bearer);
     match shown {
         Some(shown) if key.is(shown) => next.run(request).await,
         Some(_) => ApiError::unauthorised("the key is not the one of this server").into_response(),
         None => ApiError::unauthorised("this server needs a key: Authorization: Bearer KEY").into_response(),
+    }
+}
+
+/// Around routes that take a body: only plain JSON is read.
+pub(crate) async fn with_json(request: Request, next: Next) -> Response {
+    match check_kind(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
     }
 }
 
@@ -70,19 +82,16 @@ async fn admitted(app: &App, request: Request) -> Result<(Request, Option<Semaph
         let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
         return Err(ApiError::refused(status, "headers_too_large", why));
     }
-    if head.method == Method::POST {
-        check_kind(&head.headers)?;
-    }
     Ok((Request::from_parts(head, Body::from(body)), large))
 }
 
-/// Only plain JSON is read.
+/// Whether a body is plain JSON, by its headers.
 fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
     let wrong =
         |why: &str| ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", why);
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("?"));
-    let kind = text(header::CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or(kind).trim());
-    if kind.is_some_and(|kind| !kind.eq_ignore_ascii_case("application/json")) {
+    let kind = text(header::CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    if !kind.trim().eq_ignore_ascii_case("application/json") {
         return Err(wrong("the body must be JSON: Content-Type: application/json"));
     }
     match text(header::CONTENT_ENCODING) {
@@ -156,12 +165,15 @@ mod tests {
 
     #[test]
     fn only_plain_json_is_read() {
-        let kind = |name: header::HeaderName, value: &str| {
-            check_kind(&HeaderMap::from_iter([(name, value.parse().unwrap())])).is_ok()
+        let takes = |headers: &[(header::HeaderName, &str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap()));
+            check_kind(&headers.collect()).is_ok()
         };
-        assert!(kind(header::CONTENT_TYPE, "application/json; charset=utf-8"));
-        assert!(kind(header::ACCEPT, "text/html"));
-        assert!(!kind(header::CONTENT_TYPE, "text/plain"));
-        assert!(!kind(header::CONTENT_ENCODING, "gzip"));
+        let json = (header::CONTENT_TYPE, "Application/JSON; charset=utf-8");
+        assert!(takes(&[json.clone()]));
+        assert!(takes(&[json.clone(), (header::CONTENT_ENCODING, "identity")]));
+        assert!(!takes(&[json, (header::CONTENT_ENCODING, "gzip")]));
+        assert!(!takes(&[(header::CONTENT_TYPE, "text/plain")]));
+        assert!(!takes(&[]));
     }
 }

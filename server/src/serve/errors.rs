@@ -140,8 +140,8 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A name that a client chose, cut to what an answer should repeat.
-fn short(name: &str) -> String {
+/// A text that a client chose, cut to what an answer should repeat.
+pub(crate) fn short(name: &str) -> String {
     match name.char_indices().nth(NAME_CHARS) {
         Some((at, _)) => format!("{}...", &name[..at]),
         None => name.to_owned(),

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use runtime::json::Strict;
 use serde_json::{Map, Value};
 
-use super::errors::ApiError;
+use super::errors::{ApiError, short};
 
 /// The fields of one object of a wire.
 pub(crate) struct Table {
@@ -115,6 +115,9 @@ pub(crate) const STREAM_OPTIONS: Table = Table { carried: &["include_usage"], ig
 pub(crate) const TEMPLATE: Table =
     Table { carried: &["enable_thinking", "reasoning_effort"], ignorable: &[] };
 
+/// `response_format`.
+pub(crate) const FORMAT: Table = Table { carried: &["type", "json_schema"], ignorable: &[] };
+
 /// A message.
 pub(crate) const MESSAGE: Table = Table {
     carried: &["role", "content", "reasoning_content", "tool_calls"],
@@ -202,33 +205,37 @@ impl Fields {
         self.map.remove(name)
     }
 
+    /// A field that `read` can make something of.
+    fn typed<T>(
+        &mut self,
+        name: &str,
+        wanted: &str,
+        read: impl FnOnce(Value) -> Result<T, Value>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.any(name) else { return Ok(None) };
+        read(value).map(Some).map_err(|value| self.wrong(name, format!("{} is not {wanted}", shown(&value))))
+    }
+
     pub(crate) fn flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
-        match self.any(name) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(_) => Err(self.wrong(name, "must be true or false")),
-        }
+        self.typed(name, "true or false", |value| value.as_bool().ok_or(value))
     }
 
     pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
-        match self.any(name) {
-            None => Ok(None),
-            Some(Value::String(value)) => Ok(Some(value)),
-            Some(_) => Err(self.wrong(name, "must be a string")),
-        }
+        self.typed(name, "a string", |value| match value {
+            Value::String(text) => Ok(text),
+            other => Err(other),
+        })
     }
 
     pub(crate) fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
-        match self.any(name) {
-            None => Ok(None),
-            Some(Value::Array(value)) => Ok(Some(value)),
-            Some(_) => Err(self.wrong(name, "must be a list")),
-        }
+        self.typed(name, "a list", |value| match value {
+            Value::Array(list) => Ok(list),
+            other => Err(other),
+        })
     }
 
     pub(crate) fn number(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
-        let Some(value) = self.any(name) else { return Ok(None) };
-        number(&value).map(Some).ok_or_else(|| self.wrong(name, "must be a number that 32 bits can hold"))
+        self.typed(name, "a number that 32 bits can hold", |value| number(&value).ok_or(value))
     }
 
     pub(crate) fn integer(
@@ -236,11 +243,9 @@ impl Fields {
         name: &str,
         range: RangeInclusive<i128>,
     ) -> Result<Option<i128>, ApiError> {
-        let Some(value) = self.any(name) else { return Ok(None) };
-        let held = integer(&value).filter(|value| range.contains(value));
-        held.map(Some).ok_or_else(|| {
-            let (least, most) = (range.start(), range.end());
-            self.wrong(name, format!("must be a whole number from {least} to {most}"))
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        self.typed(name, &wanted, |value| {
+            integer(&value).filter(|number| range.contains(number)).ok_or(value)
         })
     }
 
@@ -250,6 +255,15 @@ impl Fields {
             Some(name) => Err(self.wrong(name, "has no effect here; remove it")),
             None => Ok(()),
         }
+    }
+}
+
+/// A value as an error repeats it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(_) => "an object".into(),
+        plain => short(&plain.to_string()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -48,12 +49,13 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Result<Response, ApiE
     Ok(answer(StatusCode::OK, &list))
 }
 
-/// GET `/v1/models/{name}`.
+/// GET `/v1/models/NAME`. A name may have slashes.
 pub(crate) async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let card = card(&app, app.model()?);
+    let name = name.map_or_else(|_| "?".to_owned(), |Path(name)| name);
     match name == app.settings.served_name {
         true => Ok(answer(StatusCode::OK, &card)),
         false => Err(ApiError::unknown_model(&name, &app.settings.served_name)),

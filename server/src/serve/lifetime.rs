@@ -27,6 +27,8 @@ pub(crate) async fn live(
     let started = Instant::now();
     let mut signals = Signals::new().map_err(lost)?;
     let listener = tokio::net::TcpListener::from_std(listener).map_err(lost)?;
+    // Whoever reads this may send a signal at once.
+    note(format_args!("listening on http://{}", listener.local_addr().map_err(lost)?));
     let accepting = tokio::spawn(listen::accept(listener, routes::router(&app), app.clone()));
 
     let opened = tokio::select! {
@@ -51,12 +53,12 @@ pub(crate) async fn live(
     }
 }
 
-/// Opens the model on a thread of its own.
+/// Opens the model on a thread of its own. Threads that compute inherit its name.
 async fn load(
     open: impl FnOnce() -> Result<OpenEngine, Failure> + Send + 'static,
 ) -> Result<OpenEngine, Failure> {
     let (said, opened) = oneshot::channel();
-    let thread = thread::Builder::new().name("model".into());
+    let thread = thread::Builder::new().name("engine-load".into());
     // Nobody waits for it any more if the server has ended.
     thread.spawn(move || drop(said.send(open()))).map_err(lost)?;
     opened

@@ -56,8 +56,10 @@ async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiE
     let asked = read(app.clone(), body, reader).await?;
     let (replies, most) = (asked.replies(), app.most_replies());
     if replies > most {
-        let why = format!("{replies} replies are asked for; {most} may run or wait at once");
-        return Err(ApiError::field(if asked.n > 1 { "n" } else { "prompt" }, why));
+        return Err(ApiError::field(
+            "n",
+            format!("{replies} replies are asked for; {most} may run or wait at once"),
+        ));
     }
     seats.extend(app.seats(replies - 1)?);
     let choices = Choices::submit(&app, model, &asked, seats)?;

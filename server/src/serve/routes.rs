@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, Method, StatusCode, Uri, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
@@ -15,25 +15,23 @@ use super::{edge, health, replies};
 
 /// All routes.
 pub(crate) fn router(app: &Arc<App>) -> Router {
-    let keyed = Router::new()
+    let all = Router::new()
         .route("/v1/chat/completions", post(replies::chat))
         .route("/v1/completions", post(replies::completions))
-        .route("/v1/models", get(health::models))
-        .route("/v1/models/{name}", get(health::model))
         .route("/tokenize", post(replies::tokenize))
         .route("/detokenize", post(replies::detokenize))
-        .route_layer(from_fn_with_state(app.clone(), edge::with_key));
-    let open = Router::new()
+        .route_layer(from_fn(edge::with_json))
+        .route("/v1/models", get(health::models))
+        .route("/v1/models/{*name}", get(health::model))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
-        .route("/metrics", get(health::metrics));
-    let all = keyed
-        .merge(open)
+        .route("/metrics", get(health::metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
         // Bodies are limited by the edge, which has read them.
         .layer(DefaultBodyLimit::disable())
+        .layer(from_fn_with_state(app.clone(), edge::with_key))
         .layer(from_fn_with_state(app.clone(), edge::around));
     match app.settings.cors_origins.as_slice() {
         [] => all,
