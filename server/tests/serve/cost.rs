@@ -12,8 +12,8 @@ crate::tests! {
     a_server_with_nothing_to_do_does_nothing,
 }
 
-/// Threads that compute the model; all others serve.
-const COMPUTES: [&str; 2] = ["engine", "model"];
+/// Threads that compute the model, the second those of the pool that has the name of its maker; all others serve.
+const COMPUTES: [&str; 2] = ["engine", "engine-load"];
 
 fn cpu(server: &Server) -> (Duration, Duration) {
     let threads = server.threads();
