@@ -1,0 +1,235 @@
+//! The life of the process: bind, load, be ready; stop when told, and leave nothing behind.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::client::{Ask, error_object};
+use crate::prompts::{CHAT, chat, endless, unending, with};
+use crate::server::{Server, lasting, run, serve};
+
+crate::tests! {
+    a_port_in_use_is_told_before_loading,
+    it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made,
+    the_start_tells_what_it_does,
+    what_does_not_fit_is_told_before_loading,
+    the_first_reply_is_compared,
+    a_signal_lets_replies_end_and_takes_no_more,
+    a_signal_with_nothing_to_do_ends_at_once,
+    replies_that_outlast_the_drain_are_cut_with_an_error,
+    a_second_signal_ends_at_once,
+    a_signal_while_loading_ends,
+    a_kill_leaves_nothing_behind;
+}
+
+/// U1: found at once, not after minutes of loading.
+fn a_port_in_use_is_told_before_loading() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let mut command = crate::server::bare();
+    command.arg("serve").arg(crate::server::tiny()).args(["--port", &port]);
+    let start = Instant::now();
+    let ended = run(&mut command);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    ended.failed(2, &[&port]);
+    for word in ["listening", "reading", "memory plan", "ready after"] {
+        assert!(!ended.stderr.contains(word), "{word} before the port was known: {}", ended.stderr);
+    }
+    let one = Server::start(&[]);
+    let mut command = crate::server::bare();
+    command.arg("serve").arg(crate::server::tiny()).args(["--port", &one.address.port().to_string()]);
+    assert_eq!(run(&mut command).status, Some(2));
+    one.get("/health").good();
+}
+
+/// R22: the model list may be there early; readiness is a token.
+fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
+    for _ in 0..5 {
+        let server = Server::bound(serve(&[]));
+        let early = server.notes().text();
+        let mut states = Vec::new();
+        loop {
+            let ready = server.get("/ready");
+            assert_eq!(server.get("/health").status(), 200);
+            if ready.status() == 200 {
+                break;
+            }
+            assert_eq!(ready.status(), 503);
+            let state = ready.json()["status"].as_str().unwrap().to_owned();
+            assert!(["loading", "warming"].contains(&state.as_str()), "{state}");
+            if states.last() != Some(&state) {
+                states.push(state);
+            }
+            let asked = server.post(CHAT, &chat("Hello!"));
+            if asked.status() != 200 {
+                assert_eq!(asked.error(503)["type"], "not_ready");
+                assert!(asked.head.get("retry-after").is_some_and(|seconds| seconds.parse::<u32>().is_ok()));
+            }
+        }
+        assert!(states.is_sorted(), "{states:?}");
+        server.post(CHAT, &chat("Spell garden backwards.")).good();
+        assert!(server.notes().text().contains("ready after "), "{}", server.notes().text());
+        assert!(!early.contains("reading"), "{early}");
+    }
+}
+
+/// U2, U3, U6: device and why, the plan, the reading, and that it is ready.
+fn the_start_tells_what_it_does() {
+    let server = Server::start(&[]);
+    let text = server.notes().text();
+    let mut rest = text.as_str();
+    for words in ["listening on http://127.0.0.1:", "device", "memory plan", "of weights", "ready after "] {
+        rest = rest
+            .split_once(words)
+            .unwrap_or_else(|| panic!("{words:?} is not there, or not in order: {text}"))
+            .1;
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+fn what_does_not_fit_is_told_before_loading() {
+    for (options, words) in
+        [(&["--memory", "1K"][..], &["--memory"][..]), (&["--context", "99999999"], &["--context"])]
+    {
+        let mut command = serve(options);
+        command.env_remove("ROUNDHOUSE_CONTEXT");
+        let ended = run(&mut command);
+        assert_eq!(ended.status, Some(2), "{options:?}: {}", ended.stderr);
+        assert!(words.iter().all(|word| ended.stderr.contains(word)), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("reading"), "{}", ended.stderr);
+    }
+}
+
+/// U12: the sanity reply is told, and compared if its digest was given.
+fn the_first_reply_is_compared() {
+    let server = Server::start(&[]);
+    let text = server.notes().text();
+    let is_sha = |word: &&str| {
+        word.len() == 12 && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    };
+    let line =
+        text.lines().find(|line| line.contains("token_sha")).unwrap_or_else(|| panic!("no digest: {text}"));
+    let sha = line
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .find(is_sha)
+        .unwrap_or_else(|| panic!("no digest: {line}"));
+    Server::start(&["--sanity-sha", sha]).post(CHAT, &chat("Hello!")).good();
+    let other = if sha == "000000000000" { "000000000001" } else { "000000000000" };
+    let ended = run(&mut serve(&["--sanity-sha", other]));
+    ended.failed(1, &[sha, other]);
+    assert!(!ended.stderr.contains("ready after"), "{}", ended.stderr);
+}
+
+fn is_refused(address: SocketAddr) -> bool {
+    TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err()
+}
+
+fn a_signal_lets_replies_end_and_takes_no_more() {
+    let tokens = lasting(500);
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::start(&["--drain", "60"]);
+        let mut streams: Vec<_> = (0..4).map(|_| server.begin(CHAT, &endless(tokens))).collect();
+        streams.iter_mut().for_each(|stream| stream.read(3));
+        let mut open = server.connect();
+        open.ask(&Ask::get("/health")).good();
+        let mut whole = server.connect();
+        whole.send(&Ask::post(CHAT, &endless(tokens)).bytes()).unwrap();
+        server.reaches(Duration::from_secs(5), |(lanes, _, _)| lanes == 5.0);
+        server.signal(signal);
+        thread::sleep(Duration::from_millis(100));
+        let refused = open.ask(&Ask::post(CHAT, &chat("Hello!")));
+        assert_eq!(refused.error(503)["type"], "not_ready");
+        assert!(refused.head.closes() && refused.head.get("retry-after").is_some(), "{:?}", refused.head);
+        assert!(is_refused(server.address), "the listener is open");
+        for mut stream in streams {
+            assert_eq!(stream.rest_of().unwrap().good().usage.unwrap()["completion_tokens"], tokens);
+        }
+        assert_eq!(whole.response().unwrap().good()["usage"]["completion_tokens"], tokens);
+        let status = server.ended_within(Duration::from_secs(5)).expect("all replies are done, so it ends");
+        assert_eq!(status.code(), Some(0), "{}", server.notes().text());
+    }
+}
+
+fn a_signal_with_nothing_to_do_ends_at_once() {
+    let mut server = Server::start(&["--drain", "60"]);
+    let _idle: Vec<_> = (0..5).map(|_| server.connect()).collect();
+    let mut kept = server.connect();
+    kept.ask(&Ask::get("/health")).good();
+    server.signal("TERM");
+    let status = server.ended_within(Duration::from_secs(3)).expect("idle connections hold nobody");
+    assert_eq!(status.code(), Some(0), "{}", server.notes().text());
+}
+
+fn replies_that_outlast_the_drain_are_cut_with_an_error() {
+    let mut server = Server::start(&["--drain", "1"]);
+    let mut stream = server.begin(CHAT, &unending());
+    stream.read(3);
+    let mut whole = server.connect();
+    whole.send(&Ask::post(CHAT, &unending()).bytes()).unwrap();
+    server.reaches(Duration::from_secs(5), |(lanes, _, _)| lanes == 2.0);
+    let start = Instant::now();
+    server.signal("TERM");
+    stream.rest_of().unwrap().dead();
+    assert!(
+        start.elapsed() > Duration::from_millis(900),
+        "cut before the drain was over: {:?}",
+        start.elapsed()
+    );
+    let cut = whole.response().unwrap();
+    assert!([500, 503].contains(&cut.status()), "{} {}", cut.status(), cut.text());
+    error_object(&cut.json());
+    let status = server.ended_within(Duration::from_secs(3)).expect("the drain has an end");
+    assert_eq!(status.code(), Some(0), "{}", server.notes().text());
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+fn a_second_signal_ends_at_once() {
+    let mut server = Server::start(&["--drain", "60"]);
+    let mut stream = server.begin(CHAT, &unending());
+    stream.read(3);
+    server.signal("TERM");
+    thread::sleep(Duration::from_millis(300));
+    assert!(server.ended_within(Duration::ZERO).is_none(), "the first signal waits");
+    server.signal("TERM");
+    assert!(server.ended_within(Duration::from_secs(2)).is_some(), "the second does not");
+}
+
+fn a_signal_while_loading_ends() {
+    for delay in [0, 5, 20, 40, 80] {
+        let mut server = Server::bound(serve(&[]));
+        thread::sleep(Duration::from_millis(delay));
+        server.signal("TERM");
+        let status = server.ended_within(Duration::from_secs(5));
+        let status = status
+            .unwrap_or_else(|| panic!("runs on, {delay} ms after it listened: {}", server.notes().text()));
+        assert_eq!(status.code(), Some(0), "{delay} ms: {}", server.notes().text());
+    }
+}
+
+/// U9, U10: no worker outlives the process, and the port is free for the next.
+fn a_kill_leaves_nothing_behind() {
+    let mut server = Server::start(&[]);
+    let mut stream = server.begin(CHAT, &with(unending(), json!({"n": 2})));
+    stream.read(3);
+    for thread in server.threads().keys() {
+        let children = fs::read_to_string(format!("/proc/{}/task/{thread}/children", server.pid()));
+        assert_eq!(children.unwrap_or_default().trim(), "", "it has processes of its own");
+    }
+    let address = server.address;
+    server.signal("KILL");
+    assert!(server.ended_within(Duration::from_secs(2)).is_some());
+    assert!(stream.rest_of().is_err(), "a stream that was cut does not look complete");
+    let mut command = crate::server::bare();
+    command.arg("serve").arg(crate::server::tiny()).args([
+        "--context",
+        "2048",
+        "--port",
+        &address.port().to_string(),
+    ]);
+    let again = Server::ready(command);
+    assert_eq!(again.address, address);
+    again.post(CHAT, &chat("Hello!")).good();
+}
