@@ -47,7 +47,11 @@ pub(crate) async fn live(
         std::future::pending::<Result<(), Failure>>().await
     };
     tokio::select! {
-        failure = served => failure,
+        failure = served => match timeout(LAST_WORDS, &mut engine).await {
+            // An engine that failed is the reason, and the status says so.
+            Ok(Ok(Some(why))) => Err(Failure::Device(why)),
+            _ => failure,
+        },
         why = &mut engine => fail(&app, why.ok().flatten()).await,
         () = signals.next() => drain(&app, accepting, &mut engine, &mut signals).await,
     }
