@@ -53,7 +53,7 @@ pub(crate) fn child() -> Option<ExitCode> {
     })
 }
 
-/// R28, R32: an error event, then the end of the connection; no finish reason, no `[DONE]`.
+/// An error event, then the end of the connection; no finish reason, no `[DONE]`.
 fn streams_end_with_an_error_and_the_process_with_status_3() {
     let mut server = doomed("2");
     let mut streams: Vec<_> = (0..3).map(|_| server.begin(CHAT, &unending())).collect();
@@ -75,7 +75,7 @@ fn streams_end_with_an_error_and_the_process_with_status_3() {
     assert!(server.notes().text().contains("error: "), "{}", server.notes().text());
 }
 
-/// R23: an engine that is dead is not fine.
+/// An engine that is dead is not fine.
 fn health_and_readiness_tell_until_the_end() {
     let mut server = doomed("4");
     server.begin(CHAT, &unending()).rest_of().unwrap().dead();

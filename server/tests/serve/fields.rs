@@ -169,7 +169,7 @@ fn every_field_meets_every_type_of_value() {
     }
 }
 
-/// R19: a misspelt field does nothing anywhere, so it is refused.
+/// A misspelt field does nothing anywhere, so it is refused.
 fn unknown_fields_are_refused_by_name_wherever_they_are() {
     let server = Server::start(&[]);
     let unknown = [
@@ -333,7 +333,7 @@ fn prompts_that_are_none_are_refused() {
     assert!([400, 413, 429].contains(&reply.status()), "{} {}", reply.status(), reply.text());
 }
 
-/// R27: `n: 0`, streamed, is a 400 and not an event and an open socket.
+/// `n: 0`, streamed, is a 400 and not an event and an open socket.
 fn no_choices_streamed_is_an_error_and_an_end() {
     let server = Server::start(&[]);
     for path in [CHAT, COMPLETIONS] {

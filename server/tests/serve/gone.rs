@@ -40,7 +40,7 @@ fn running(server: &Server, body: &Value) -> Connection {
     connection
 }
 
-/// R2: the stream's way. Once with all that was sent read, which ends politely, and once without, which resets.
+/// The stream's way. Once with all that was sent read, which ends politely, and once without, which resets.
 fn a_stream_whose_client_closed_is_freed() {
     let server = Server::start(&[]);
     for tokens in [0, 1, 50] {
@@ -64,7 +64,7 @@ fn a_stream_whose_client_half_closed_is_freed() {
     assert!(stream.connection.closed_after(Duration::from_secs(5)).is_some());
 }
 
-/// R3: the other way.
+/// The other way.
 fn a_whole_reply_whose_client_closed_is_freed() {
     let server = Server::start(&[]);
     drop(running(&server, &unending()));
@@ -92,7 +92,7 @@ fn several_choices_are_freed_together() {
     server.idle_within(SOON);
 }
 
-/// R1, R6: seen while the prompt is computed, before there is a token to write.
+/// Seen while the prompt is computed, before there is a token to write.
 fn a_prompt_whose_client_closed_is_freed_within_a_piece() {
     let server = Server::start(&["--context", "32768"]);
     let prompt: Vec<u32> = (0..30_000).map(|at| 256 + at % 1700).collect();
@@ -186,7 +186,7 @@ fn retries_do_not_queue_behind_the_gone() {
     assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
 }
 
-/// R4, R5: called off at any moment, also at once with the server's own end of it; the next reply is as ever.
+/// Called off at any moment, also at once with the server's own end of it; the next reply is as ever.
 fn a_cancelled_reply_leaves_no_trace_in_the_next() {
     let server = Server::start(&["--lanes", "2"]);
     let body = with(endless(60), json!({"temperature": 1, "seed": 9}));

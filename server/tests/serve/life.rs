@@ -25,7 +25,7 @@ crate::tests! {
     a_kill_leaves_nothing_behind;
 }
 
-/// U1: found at once, not after minutes of loading.
+/// Found at once, not after minutes of loading.
 fn a_port_in_use_is_told_before_loading() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
@@ -45,7 +45,7 @@ fn a_port_in_use_is_told_before_loading() {
     one.get("/health").good();
 }
 
-/// R22: the model list may be there early; readiness is a token.
+/// The model list may be there early; readiness is a token.
 fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
     for _ in 0..5 {
         let server = Server::bound(serve(&[]));
@@ -76,7 +76,7 @@ fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
     }
 }
 
-/// U2, U3, U6: device and why, the plan, the reading, and that it is ready.
+/// Device and why, the plan, the reading, and that it is ready.
 fn the_start_tells_what_it_does() {
     let server = Server::start(&[]);
     let text = server.notes().text();
@@ -103,7 +103,7 @@ fn what_does_not_fit_is_told_before_loading() {
     }
 }
 
-/// U12: the sanity reply is told, and compared if its digest was given.
+/// The sanity reply is told, and compared if its digest was given.
 fn the_first_reply_is_compared() {
     let server = Server::start(&[]);
     let text = server.notes().text();
@@ -209,7 +209,7 @@ fn a_signal_while_loading_ends() {
     }
 }
 
-/// U9, U10: no worker outlives the process, and the port is free for the next.
+/// No worker outlives the process, and the port is free for the next.
 fn a_kill_leaves_nothing_behind() {
     let mut server = Server::start(&[]);
     let mut stream = server.begin(CHAT, &with(unending(), json!({"n": 2})));

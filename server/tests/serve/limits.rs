@@ -33,7 +33,7 @@ fn sized(bytes: usize) -> Vec<u8> {
     body.into_bytes()
 }
 
-/// R33: a refused body is read to its end, or the connection is closed and says so.
+/// A refused body is read to its end, or the connection is closed and says so.
 #[track_caller]
 fn next_is_good(mut connection: Connection, refused: &Response) {
     if refused.head.closes() {

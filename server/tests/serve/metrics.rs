@@ -15,7 +15,7 @@ crate::tests! {
     gauges_follow_the_load;
 }
 
-/// R29: a name that changes empties somebody's dashboard.
+/// A name that changes empties somebody's dashboard.
 fn names_and_types_are_those_of_the_golden_file() {
     let server = Server::start(&[]);
     let fresh = server.metrics().outline();

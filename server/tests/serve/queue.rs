@@ -33,7 +33,7 @@ fn fill(server: &Server, lanes: usize, waiting: usize) -> (Vec<Stream>, Vec<Conn
     (running, waits)
 }
 
-/// R26: bounded, with a hint, and never a 500.
+/// Bounded, with a hint, and never a 500.
 fn a_full_queue_is_429_with_a_time() {
     let server = Server::start(&["--lanes", "2", "--queue", "3"]);
     let (running, waits) = fill(&server, 2, 3);
@@ -135,7 +135,7 @@ fn waiting_requests_are_served_in_turn() {
     assert!(ends.is_sorted(), "{ends:?}");
 }
 
-/// R24: health is not behind the requests.
+/// Health is not behind the requests.
 fn health_answers_in_a_burst() {
     let server = Server::start(&["--queue", "64"]);
     let burst: Vec<Connection> = (0..400)

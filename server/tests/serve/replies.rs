@@ -164,7 +164,7 @@ fn usage_comes_only_when_it_is_asked_for() {
     assert_eq!(with_usage.chunks.last().unwrap()["choices"], json!([]));
 }
 
-/// R7: characters of several tokens come whole or not at all, and every byte that is no character counts the same.
+/// Characters of several tokens come whole or not at all, and every byte that is no character counts the same.
 fn characters_are_never_split() {
     let server = Server::start(&[]);
     let (mut whole, mut broken) = (0, 0);
@@ -179,7 +179,7 @@ fn characters_are_never_split() {
     assert!(whole > 20 && broken > 20, "the test shows both: {whole} whole, {broken} broken");
 }
 
-/// R8, R10: a stop of several tokens; no beginning of it is ever sent.
+/// A stop of several tokens; no beginning of it is ever sent.
 fn stop_texts_never_leak() {
     let server = Server::start(&[]);
     let full = Choice::of(&server.post(CHAT, &chat("Count from 5 to 16.")).good()["choices"][0]).text;
@@ -197,7 +197,7 @@ fn stop_texts_never_leak() {
     }
 }
 
-/// R9, R11: what was held back for a stop that did not come is told; nothing is told after one that came.
+/// What was held back for a stop that did not come is told; nothing is told after one that came.
 fn nothing_follows_a_stop_text() {
     let server = Server::start(&[]);
     let held = with(chat("Count from 5 to 16."), json!({"stop": "16.\n\nx"}));
@@ -236,7 +236,7 @@ fn thinking_has_a_field_of_its_own() {
     assert_eq!(stopped["choices"][0]["message"]["content"], "");
 }
 
-/// R17: off is off, by any way of saying it; on is on.
+/// Off is off, by any way of saying it; on is on.
 fn short_questions_do_not_think_unless_asked() {
     let server = Server::start(&[]);
     let reply =
@@ -262,7 +262,7 @@ fn short_questions_do_not_think_unless_asked() {
     assert!(!thinks(&by_default, json!({"enable_thinking": false})));
 }
 
-/// R31: a limit by either name, and one that is larger than the room is the room.
+/// A limit by either name, and one that is larger than the room is the room.
 fn finish_reasons_are_true() {
     let server = Server::start(&["--context", "256"]);
     for name in ["max_tokens", "max_completion_tokens"] {

@@ -242,7 +242,7 @@ fn ignorable_fields_are_named_in_a_header() {
     }
 }
 
-/// U11: a restart cannot be taken for the process before it.
+/// A restart cannot be taken for the process before it.
 fn health_tells_which_process_answers() {
     let health = |server: &Server| server.get("/health").good();
     let (one, two, other) = (Server::start(&[]), Server::start(&[]), Server::start(&["--lanes", "2"]));

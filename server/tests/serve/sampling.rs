@@ -30,7 +30,7 @@ fn shas(reply: &Value) -> Vec<String> {
     choices.iter().map(|choice| choice["token_sha"].as_str().expect("a digest").to_owned()).collect()
 }
 
-/// R20: a seed works on one route as on the other.
+/// A seed works on one route as on the other.
 fn a_seed_draws_the_same_on_every_route() {
     let server = Server::start(&[]);
     let tokens =
@@ -98,7 +98,7 @@ fn without_a_temperature_it_is_one() {
     }
 }
 
-/// R30: in base 10 the sum would be far above one; of logits it would be anything.
+/// In base 10 the sum would be far above one; of logits it would be anything.
 fn probabilities_are_natural_and_of_the_model() {
     let server = Server::start(&[]);
     let ask = json!({"logprobs": true, "top_logprobs": 20});
@@ -192,7 +192,7 @@ fn crowded_is_alone() {
     }
 }
 
-/// R21: eight equal greedy requests of each length, alone and together.
+/// Eight equal greedy requests of each length, alone and together.
 fn equal_requests_together_are_equal() {
     let server = Server::start(&[]);
     for tokens in [100, 500, 1500] {

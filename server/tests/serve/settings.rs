@@ -80,7 +80,7 @@ const NO_VALUE: &str = "no/such value\u{1}";
 /// Settings that take any text.
 const TEXTS: [&str; 5] = ["config", "api-key", "served-name", "host", "cors-origin"];
 
-/// U8: every setting has each of its three ways, and none of them takes nonsense.
+/// Every setting has each of its three ways, and none of them takes nonsense.
 fn every_option_is_a_setting_of_the_file_and_of_the_environment() {
     for option in options().iter().filter(|option| !TEXTS.contains(&option.as_str())) {
         let variable = format!("ROUNDHOUSE_{}", option.to_uppercase().replace('-', "_"));
