@@ -14,6 +14,7 @@ mod asked;
 mod chat;
 mod choices;
 mod completions;
+mod descriptors;
 mod edge;
 mod errors;
 mod fields;
@@ -30,6 +31,7 @@ mod sse;
 mod state;
 mod thinking;
 mod tokens;
+mod until_dropped;
 mod wire;
 
 use std::net::{SocketAddr, TcpListener};

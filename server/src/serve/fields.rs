@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use runtime::json::Strict;
 use serde_json::{Map, Value};
 
-use super::errors::{ApiError, short};
+use super::errors::{ApiError, short, short_middle};
 
 /// The fields of one object of a wire.
 pub(crate) struct Table {
@@ -147,6 +147,7 @@ pub(crate) fn body(bytes: &[u8], table: &Table, ignored: &mut Ignored) -> Result
 fn not_json(why: &str, table: &Table) -> ApiError {
     let first = why.split(": ").next().and_then(|name| name.split(" is there twice").next());
     let param = first.filter(|name| table.carried.contains(name) || table.ignorable.contains(name));
+    let why = short_middle(why);
     let message = match why.contains("recursion limit exceeded") {
         true => format!("the body nests more than 127 lists and objects: {why}"),
         false => format!("the body is not JSON that is read here: {why}"),
