@@ -41,7 +41,7 @@ fn layered(cli: Command, path: &Path) -> Result<Command, Failure> {
         .map_err(|error| Failure::Input(format!("cannot read {name}: {error}; check --config")))?;
     let table: toml::Table = text
         .parse()
-        .map_err(|error| Failure::Input(format!("{name} is not TOML: {}", at_line(&error, &text))))?;
+        .map_err(|error| Failure::Input(format!("{name} is not TOML: {}", at_line(&error, &text, &cli))))?;
     table.into_iter().try_fold(cli, |cli, (key, value)| {
         let shown = if may_be_shown(&cli, &key) { format!("{key} = {value}") } else { key.clone() };
         set(cli, &key, value).map_err(|why| Failure::Input(format!("{name}: {shown}: {why}")))
@@ -49,19 +49,24 @@ fn layered(cli: Command, path: &Path) -> Result<Command, Failure> {
 }
 
 /// What is wrong with a text, and where. The reader's own message shows the line, and a key may be in it.
-fn at_line(error: &toml::de::Error, text: &str) -> String {
-    let line = |at: usize| 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
-    match error.span() {
-        Some(span) => format!("line {}: {}", line(span.start), error.message()),
-        None => error.message().to_owned(),
+fn at_line(error: &toml::de::Error, text: &str, cli: &Command) -> String {
+    let Some(span) = error.span() else { return error.message().to_owned() };
+    let line = 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count();
+    match text.get(span).filter(|name| is_setting(cli, name)) {
+        Some(name) => format!("line {line}: {name}: {}", error.message()),
+        None => format!("line {line}: {}", error.message()),
     }
 }
 
 /// Whether an error may repeat the value under `key`: it must not be the key of the server, nor what may be meant as
 /// one under a name that is none.
 fn may_be_shown(cli: &Command, key: &str) -> bool {
-    let is_setting = |command: &Command| command.get_arguments().any(|option| option.get_long() == Some(key));
-    key != SECRET && cli.find_subcommand(READER).is_some_and(is_setting)
+    key != SECRET && is_setting(cli, key)
+}
+
+fn is_setting(cli: &Command, name: &str) -> bool {
+    let command = cli.find_subcommand(READER);
+    command.is_some_and(|command| command.get_arguments().any(|option| option.get_long() == Some(name)))
 }
 
 /// Makes a value the default of the option that is called `key`, if the option would take it.
@@ -167,7 +172,7 @@ mod tests {
             ("api-key = true", ["api-key: ", "quotes"]),
             ("cors-origin = [5]", ["cors-origin = [5]", "not an origin"]),
             ("port 1", ["not TOML", "line 1"]),
-            ("port = 1\nport = 2", ["not TOML", "duplicate"]),
+            ("port = 1\nport = 2", ["not TOML: line 2: port: ", "duplicate"]),
         ] {
             let why = read(file, &[]).map(drop).unwrap_err();
             words.iter().for_each(|word| assert!(why.contains(word), "{word} is not in {why}"));
