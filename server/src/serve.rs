@@ -29,6 +29,7 @@ mod settings;
 mod socket;
 mod sse;
 mod state;
+mod tables;
 mod thinking;
 mod tokens;
 mod until_dropped;

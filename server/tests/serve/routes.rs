@@ -240,6 +240,8 @@ fn ignorable_fields_are_named_in_a_header() {
         assert_eq!(named, expected);
         let stream = server.begin(path, &with(body, json!({"user": "me"})));
         assert_eq!(stream.head.get("x-roundhouse-ignored"), Some("user"));
+        // Proxies that hold answers back heed it.
+        assert_eq!(stream.head.get("x-accel-buffering"), Some("no"));
         stream.whole().good();
     }
 }
