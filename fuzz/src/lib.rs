@@ -20,6 +20,7 @@ pub fn address() -> SocketAddr {
             served_name: "tiny".into(),
             max_tokens_default: Some(1),
             header_timeout: Duration::from_millis(200),
+            idle_timeout: Duration::from_millis(200),
             ..Settings::default()
         };
         let server = Server::bind(settings).expect("a free port");

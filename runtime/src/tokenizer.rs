@@ -9,7 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokenizers::{DecoderWrapper, ModelWrapper};
+use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper};
 
 /// Ids stay below this; the tables here have a place for every id.
 const MAX_ID: u32 = 1 << 24;
@@ -20,6 +20,8 @@ pub struct Tokenizer {
     tokens: Arc<TokenBytes>,
     special_ids: Vec<u32>,
     token_count: usize,
+    /// Most bytes of a text that one id can stand for; none if a text can be of any length for its ids.
+    most_bytes: Option<usize>,
 }
 
 /// What each id stands for, as one run of bytes with a start per id.
@@ -58,7 +60,8 @@ impl Tokenizer {
             .collect();
         special_ids.sort_unstable();
         let tokens = Arc::new(TokenBytes::new(&by_id, &special_ids));
-        Ok(Tokenizer { encoder, tokens, special_ids, token_count })
+        let most_bytes = most_bytes(&encoder, &tokens);
+        Ok(Tokenizer { encoder, tokens, special_ids, token_count, most_bytes })
     }
 
     /// A tokenizer for a model without texts: its `ids` ids stand for nothing.
@@ -69,6 +72,7 @@ impl Tokenizer {
             tokens: Arc::new(tokens),
             special_ids: Vec::new(),
             token_count: 0,
+            most_bytes: None,
         }
     }
 
@@ -79,6 +83,12 @@ impl Tokenizer {
             .encode_fast(text, false)
             .map_err(|why| TextError::Encode { bytes: text.len(), why: why.to_string() })?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Whether a text of so many bytes may have no more than `ids` ids. Saying no costs nothing, where counting the
+    /// ids of a long text takes its time.
+    pub fn may_fit(&self, bytes: usize, ids: usize) -> bool {
+        self.most_bytes.is_none_or(|most| bytes <= ids.saturating_mul(most))
     }
 
     /// The text of `ids`, without the special tokens if `skip_special`. Bytes that are not UTF-8
@@ -158,6 +168,21 @@ impl TokenBytes {
     fn shown(&self, id: u32, skip_special: bool) -> &[u8] {
         if skip_special && self.special.get(id as usize) == Some(&true) { &[] } else { self.of(id) }
     }
+}
+
+/// Most bytes of a text that one id can stand for, if the tokenizer drops nothing.
+fn most_bytes(encoder: &tokenizers::Tokenizer, tokens: &TokenBytes) -> Option<usize> {
+    /// Composing characters (NFC) makes a text at most this much shorter.
+    const COMPOSED: usize = 3;
+    let shrinks = match encoder.get_normalizer() {
+        None => 1,
+        Some(NormalizerWrapper::NFC(_)) => COMPOSED,
+        Some(_) => return None,
+    };
+    // These take the space around them along.
+    let greedy = encoder.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip);
+    let longest = tokens.starts.windows(2).map(|run| (run[1] - run[0]) as usize).max()?;
+    (!greedy).then_some(shrinks * longest)
 }
 
 /// Says why a tokenizer would not give a text's own ids, each time the same.

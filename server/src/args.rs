@@ -18,7 +18,7 @@ pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
-pub(crate) use settings::Settings;
+pub(crate) use settings::{KUBERNETES, Settings};
 pub(crate) use values::{
     Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
     Switch, Table,

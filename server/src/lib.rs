@@ -12,18 +12,22 @@ mod output;
 mod prompts;
 pub mod serve;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command, KernelsCommand, Settings, under_file};
+use args::{Cli, Command, KUBERNETES, KernelsCommand, Settings, under_file};
 pub use failure::Failure;
 use output::note;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     // A variable whose name is not text cannot be a setting.
-    let settings = Settings::among(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()));
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+    };
+    let settings = Settings::among(std::env::vars_os().filter_map(text));
     let line = match under_file(Cli::command()) {
         Ok(line) => line,
         Err(failure) => return report(&failure),
@@ -47,8 +51,9 @@ fn report(failure: &Failure) -> ExitCode {
 fn run(command: Command, settings: &Settings) -> Result<(), Failure> {
     if !settings.unknown.is_empty() {
         let names = settings.unknown.join(", ");
+        let advice = if settings.of_kubernetes { format!("; {KUBERNETES}") } else { String::new() };
         return Err(Failure::Input(format!(
-            "the environment sets {names}, which no command reads; unset or correct it (--help lists the settings)"
+            "the environment sets {names}, which no command reads; unset or correct it (--help lists the settings){advice}"
         )));
     }
     match command {
@@ -71,6 +76,9 @@ fn report_usage(usage: &clap::Error, settings: &Settings) -> ExitCode {
     let _ = usage.print();
     if usage.use_stderr() && !settings.known.is_empty() {
         note(format_args!("note: the environment sets {}", settings.known.join(", ")));
+    }
+    if usage.use_stderr() && settings.of_kubernetes {
+        note(format_args!("note: {KUBERNETES}"));
     }
     ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))
 }

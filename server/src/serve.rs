@@ -14,6 +14,7 @@ mod asked;
 mod chat;
 mod choices;
 mod completions;
+mod descriptors;
 mod edge;
 mod errors;
 mod fields;
@@ -28,8 +29,10 @@ mod settings;
 mod socket;
 mod sse;
 mod state;
+mod tables;
 mod thinking;
 mod tokens;
+mod until_dropped;
 mod wire;
 
 use std::net::{SocketAddr, TcpListener};

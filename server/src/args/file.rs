@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use clap::builder::{OsStr, Resettable};
 use clap::{ArgMatches, Command};
 
+use super::serve::check_key;
 use crate::failure::Failure;
 
 /// The command that reads a settings file.
 const READER: &str = "serve";
-/// The option that names it.
+/// The option whose value is never shown.
+const SECRET: &str = "api-key";
+/// The option that names the file.
 const OPTION: &str = "config";
 
 /// The command line with the values of a file as its defaults, if the line or the environment names a file.
@@ -36,12 +39,34 @@ fn layered(cli: Command, path: &Path) -> Result<Command, Failure> {
     let name = path.display();
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::Input(format!("cannot read {name}: {error}; check --config")))?;
-    let table: toml::Table =
-        text.parse().map_err(|error| Failure::Input(format!("{name} is not TOML: {error}")))?;
+    let table: toml::Table = text
+        .parse()
+        .map_err(|error| Failure::Input(format!("{name} is not TOML: {}", at_line(&error, &text, &cli))))?;
     table.into_iter().try_fold(cli, |cli, (key, value)| {
-        let shown = value.to_string();
-        set(cli, &key, value).map_err(|why| Failure::Input(format!("{name}: {key} = {shown}: {why}")))
+        let shown = if may_be_shown(&cli, &key) { format!("{key} = {value}") } else { key.clone() };
+        set(cli, &key, value).map_err(|why| Failure::Input(format!("{name}: {shown}: {why}")))
     })
+}
+
+/// What is wrong with a text, and where. The reader's own message shows the line, and a key may be in it.
+fn at_line(error: &toml::de::Error, text: &str, cli: &Command) -> String {
+    let Some(span) = error.span() else { return error.message().to_owned() };
+    let line = 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count();
+    match text.get(span).filter(|name| is_setting(cli, name)) {
+        Some(name) => format!("line {line}: {name}: {}", error.message()),
+        None => format!("line {line}: {}", error.message()),
+    }
+}
+
+/// Whether an error may repeat the value under `key`: it must not be the key of the server, nor what may be meant as
+/// one under a name that is none.
+fn may_be_shown(cli: &Command, key: &str) -> bool {
+    key != SECRET && is_setting(cli, key)
+}
+
+fn is_setting(cli: &Command, name: &str) -> bool {
+    let command = cli.find_subcommand(READER);
+    command.is_some_and(|command| command.get_arguments().any(|option| option.get_long() == Some(name)))
 }
 
 /// Makes a value the default of the option that is called `key`, if the option would take it.
@@ -71,6 +96,9 @@ fn set(cli: Command, key: &str, value: toml::Value) -> Result<Command, String> {
     // What takes any word is a text, and a text has quotes here.
     if !quoted && takes("word").is_ok() {
         return Err("this setting is a text; put it in quotes".into());
+    }
+    if key == SECRET {
+        texts.iter().try_for_each(|text| check_key(text))?;
     }
     let defaults: Vec<OsStr> = texts.into_iter().map(OsStr::from).collect();
     Ok(cli.mut_subcommand(READER, |command| command.mut_arg(id, |option| option.default_values(defaults))))
@@ -121,7 +149,7 @@ mod tests {
         let file = "port = 9000\nlanes = 3\ndefault-thinking = true\ncors-origin = [\"http://a\", \"http://b\"]\n\
                     drain = 1.5\nmemory = \"64M\"";
         let args = read(file, &["--lanes", "5"]).unwrap();
-        let settings = args.settings();
+        let settings = args.settings().unwrap();
         assert_eq!((settings.port, settings.lanes), (9000, 5));
         assert_eq!(settings.default_thinking, Some(true));
         assert_eq!(settings.cors_origins, ["http://a", "http://b"]);
@@ -141,13 +169,37 @@ mod tests {
             ("model = \"x\"", ["model", "no such setting"]),
             ("port = [1]", ["port", "a setting is"]),
             ("host = 5", ["host = 5", "quotes"]),
-            ("api-key = true", ["api-key = true", "quotes"]),
+            ("api-key = true", ["api-key: ", "quotes"]),
             ("cors-origin = [5]", ["cors-origin = [5]", "not an origin"]),
             ("port 1", ["not TOML", "line 1"]),
-            ("port = 1\nport = 2", ["not TOML", "duplicate"]),
+            ("port = 1\nport = 2", ["not TOML: line 2: port: ", "duplicate"]),
         ] {
             let why = read(file, &[]).map(drop).unwrap_err();
             words.iter().for_each(|word| assert!(why.contains(word), "{word} is not in {why}"));
         }
+    }
+
+    #[test]
+    fn a_key_is_not_shown_whatever_is_wrong_with_it() {
+        for file in [
+            "api_key = \"sesame\"",
+            "apikey = \"sesame\"",
+            "API-KEY = \"sesame\"",
+            "api-key = \"sesame \"",
+            "api-key = \"sesame\\n\"",
+            "api-key = [\"sesame\"]",
+            "api-key = {sesame = 1}",
+            "[server]\napi-key = \"sesame\"",
+            "port = 1\napi-key = \"sesame",
+            "api-key = sesame",
+            "api-key = \"sesame\" \"",
+            "api-key = \"sesame\\q\"",
+            "api-key = \"a\"\napi-key = \"sesame\"",
+        ] {
+            let why = read(file, &[]).map(drop).unwrap_err();
+            assert!(!why.contains("sesame"), "{file}: {why}");
+        }
+        let why = read("port = 1\napi-key = \"sesame", &[]).map(drop).unwrap_err();
+        assert!(why.contains("line 2"), "{why}");
     }
 }

@@ -1,11 +1,13 @@
 //! The options of `serve`. Each is a flag, a variable of the environment, and a key of the settings file.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::{ByteSize, EngineArgs, Seconds, Sha, Switch};
+use crate::failure::Failure;
 use crate::serve::{Secret, Settings};
 
 #[derive(Debug, Args)]
@@ -42,7 +44,7 @@ pub(crate) struct ServerArgs {
     port: u16,
 
     /// The key that clients must show as a bearer token; none is needed if not given.
-    #[arg(long, env = "ROUNDHOUSE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = secret)]
+    #[arg(long, env = "ROUNDHOUSE_API_KEY", hide_env_values = true, value_name = "KEY", value_parser = unseen)]
     api_key: Option<Secret>,
 
     /// An origin whose pages may call, such as https://example.org, or * for all; may be repeated.
@@ -90,8 +92,7 @@ pub(crate) struct ServerArgs {
     )]
     write_timeout: Seconds,
 
-    /// How long a client may take to send the head of a request, and then its body, in seconds. A connection that is
-    /// idle for as long is closed.
+    /// How long a client may take to send the head of a request, and then its body, in seconds.
     #[arg(
         long,
         env = "ROUNDHOUSE_HEADER_TIMEOUT",
@@ -101,6 +102,17 @@ pub(crate) struct ServerArgs {
         value_parser = some_time
     )]
     header_timeout: Seconds,
+
+    /// How long a connection may be idle between requests, in seconds; more than a proxy in front keeps its own idle.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_IDLE_TIMEOUT",
+        value_name = "SECONDS",
+        default_value = "75",
+        allow_negative_numbers = true,
+        value_parser = some_time
+    )]
+    idle_timeout: Seconds,
 
     /// How long a stream may be silent before a comment is sent, in seconds; 0 is for ever.
     #[arg(
@@ -139,11 +151,17 @@ pub(crate) struct ServerArgs {
 
 impl ServeArgs {
     /// The server's own form of them.
-    pub(crate) fn settings(&self) -> Settings {
+    ///
+    /// # Errors
+    /// The key is none; it is not shown.
+    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         let folder = || self.model.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned);
         let ServerArgs { host, port, api_key, cors_origin, served_name, sanity_sha, .. } = &self.server;
         let duration = |seconds: &Seconds| -> Duration { seconds.0 };
-        Settings {
+        if let Some(Secret(key)) = api_key {
+            check_key(key).map_err(|why| Failure::Input(format!("--api-key (ROUNDHOUSE_API_KEY): {why}")))?;
+        }
+        Ok(Settings {
             host: host.clone(),
             port: *port,
             api_key: api_key.clone(),
@@ -157,12 +175,13 @@ impl ServeArgs {
             body_limit: usize::try_from(self.server.body_limit.0).unwrap_or(usize::MAX >> 1),
             write_timeout: duration(&self.server.write_timeout),
             header_timeout: duration(&self.server.header_timeout),
+            idle_timeout: duration(&self.server.idle_timeout),
             keep_alive: duration(&self.server.keep_alive),
             drain: duration(&self.server.drain),
             failure_exit: duration(&self.server.failure_exit),
             sanity_sha: sanity_sha.as_ref().map(|sha| sha.0.clone()),
             config_hash: self.config_hash(),
-        }
+        })
     }
 
     /// A short digest of all settings, the key left out.
@@ -176,10 +195,16 @@ fn some_time(text: &str) -> Result<Seconds, String> {
     if time.0.is_zero() { Err("no client is that fast; give more than 0 seconds".into()) } else { Ok(time) }
 }
 
-fn secret(text: &str) -> Result<Secret, String> {
-    match text.is_empty() || text.trim() != text {
-        true => Err("a key is not empty and has no space around it".into()),
-        false => Ok(Secret(text.to_owned())),
+/// Takes any text: what is refused here is printed, and a key must not be.
+fn unseen(text: &str) -> Result<Secret, Infallible> {
+    Ok(Secret(text.to_owned()))
+}
+
+/// Whether a text can be a key. What is said of one that cannot does not show it.
+pub(super) fn check_key(key: &str) -> Result<(), String> {
+    match key.is_empty() || key.trim() != key || key.contains(char::is_control) {
+        true => Err("a key is not empty, has no space around it, and no line end in it".into()),
+        false => Ok(()),
     }
 }
 
@@ -197,5 +222,41 @@ fn origin(text: &str) -> Result<String, String> {
     match text == "*" || host.is_some_and(plain) {
         true => Ok(text.to_owned()),
         false => Err("not an origin; give one like https://example.org, without a path, or *".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn settings(options: &[&str]) -> Result<Settings, Failure> {
+        // What the environment of the test says is not asked for.
+        let cli = Cli::command().mut_subcommand("serve", |serve| {
+            serve.mut_args(|option| option.env(clap::builder::Resettable::<clap::builder::OsStr>::Reset))
+        });
+        let line = [&["roundhouse", "serve", "no/such/model"], options].concat();
+        match Cli::from_arg_matches(&cli.try_get_matches_from(line).unwrap()).unwrap().command {
+            Command::Serve(args) => args.settings(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_of_the_line_are_those_of_the_server() {
+        let parsed = settings(&[]).unwrap();
+        let expected = Settings { config_hash: parsed.config_hash.clone(), ..Settings::default() };
+        assert_eq!(format!("{parsed:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn a_key_that_is_none_is_refused_and_not_shown() {
+        for key in ["", " sesame", "sesame ", "sesame\n", "sesame\nopen", "\tsesame"] {
+            let why = settings(&["--api-key", key]).unwrap_err().to_string();
+            assert!(why.contains("--api-key") && !why.contains("sesame"), "{why}");
+        }
+        assert!(settings(&["--api-key", "open sesame"]).is_ok());
     }
 }

@@ -14,15 +14,30 @@ pub(crate) struct Settings {
     pub(crate) known: Vec<String>,
     /// Those that nothing reads, though they begin like a setting.
     pub(crate) unknown: Vec<String>,
+    /// Whether some come from Kubernetes, for a service that is called as we are.
+    pub(crate) of_kubernetes: bool,
 }
 
+/// What to do about settings that Kubernetes makes up.
+pub(crate) const KUBERNETES: &str =
+    "Kubernetes sets this for a service of that name; set enableServiceLinks: false in the pod's spec";
+
 impl Settings {
-    pub(crate) fn among(names: impl Iterator<Item = String>) -> Settings {
+    /// Those among variables, which are names and values.
+    pub(crate) fn among(variables: impl Iterator<Item = (String, String)>) -> Settings {
         let readable = readable_settings();
+        let ours: Vec<(String, String)> = variables.filter(|(name, _)| name.starts_with(PREFIX)).collect();
+        let of_kubernetes = ours.iter().any(|(name, value)| is_of_kubernetes(name, value));
         let (known, unknown) =
-            names.filter(|name| name.starts_with(PREFIX)).partition(|name| readable.contains(name));
-        Settings { known, unknown }
+            ours.into_iter().map(|(name, _)| name).partition(|name| readable.contains(name));
+        Settings { known, unknown, of_kubernetes }
     }
+}
+
+/// Whether a variable looks like those of a service: `X_SERVICE_HOST`, `X_PORT=tcp://10.0.0.1:8000`.
+fn is_of_kubernetes(name: &str, value: &str) -> bool {
+    let link = ["tcp://", "udp://", "sctp://"].iter().any(|start| value.starts_with(start));
+    name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || (name.contains("_PORT") && link)
 }
 
 fn readable_settings() -> Vec<String> {
@@ -44,8 +59,24 @@ mod tests {
     #[test]
     fn environment_settings_that_nothing_reads_are_found() {
         let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
-        let settings = Settings::among(names.map(String::from).into_iter());
+        let settings = Settings::among(names.map(|name| (name.into(), "x".into())).into_iter());
         assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
         assert_eq!(settings.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
+        assert!(!settings.of_kubernetes);
+    }
+
+    #[test]
+    fn variables_of_a_service_are_known_by_name_or_value() {
+        for (name, value, is) in [
+            ("ROUNDHOUSE_PORT", "tcp://10.0.0.1:8000", true),
+            ("ROUNDHOUSE_SERVICE_HOST", "10.0.0.1", true),
+            ("ROUNDHOUSE_SERVICE_PORT_HTTP", "8000", true),
+            ("ROUNDHOUSE_CHAT_PORT", "udp://10.0.0.1:1", true),
+            ("ROUNDHOUSE_PORT", "8000", false),
+            ("OTHER_SERVICE_HOST", "10.0.0.1", false),
+        ] {
+            let settings = Settings::among([(name.to_owned(), value.to_owned())].into_iter());
+            assert_eq!(settings.of_kubernetes, is, "{name}={value}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::serve::Server;
 /// Binds the port, opens the model, and serves it.
 pub(crate) fn serve(args: Box<ServeArgs>) -> Result<(), Failure> {
     let chosen = args.engine.run.choose()?;
-    let settings = args.settings();
+    let settings = args.settings()?;
     // Who may run or wait is decided at the door, so the engine's own queue is never full.
     let queue = (settings.lanes + settings.queue) as u32;
     let options = EngineOptions { queue, ..args.engine.options(&chosen) };

@@ -69,13 +69,23 @@ pub(crate) fn conversation(
 fn prompt(chat: &ChatRequest, model: &Model) -> Result<Prompt, ApiError> {
     let text = render(chat, model)?;
     let opened = text.trim_end().ends_with("<think>");
-    let ids = encode(&text, "messages", model)?;
+    let ids = encode_prompt(&text, "messages", model)?;
     Prompt::new(ids, ReplyForm::Thinking { opened }, "messages", model)
 }
 
 /// The text of a conversation.
 pub(crate) fn render(chat: &ChatRequest, model: &Model) -> Result<String, ApiError> {
     model.chat.render(chat).map_err(|error| ApiError::field("messages", error.to_string()))
+}
+
+/// The ids of a prompt. One that is far too long is refused before its ids are counted.
+pub(crate) fn encode_prompt(text: &str, path: &str, model: &Model) -> Result<Vec<u32>, ApiError> {
+    if !model.tokenizer.may_fit(text.len(), model.context) {
+        let (bytes, most) = (text.len(), model.context);
+        let why = format!("a text of {bytes} bytes has more tokens than a context of {most}; shorten it");
+        return Err(ApiError::field(path, why));
+    }
+    encode(text, path, model)
 }
 
 /// The ids of a text.

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::asked::{Asked, Prompt, ReplyForm};
-use super::chat::encode;
+use super::chat::encode_prompt;
 use super::errors::ApiError;
 use super::fields::{self, Fields, Ignored};
 use super::state::{App, Model};
@@ -38,7 +38,7 @@ fn prompts(fields: &mut Fields, most: usize, model: &Model) -> Result<Vec<Prompt
     let wrong = "must be a string, a list of token ids, a list of strings, or a list of such lists";
     let one = |value: &Value, path: &str| {
         let ids = match value {
-            Value::String(text) => encode(text, path, model)?,
+            Value::String(text) => encode_prompt(text, path, model)?,
             Value::Array(ids) => fields::ids(ids, path)?,
             _ => return Err(ApiError::field(path, wrong)),
         };

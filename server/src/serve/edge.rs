@@ -1,6 +1,7 @@
 //! What every request passes before it is answered: limits on its head and body, the count, the key.
 //!
-//! A body is read whole before anything is decided, so that a refused request leaves its connection fit for the next.
+//! What the head decides is decided before a byte of the body is kept. A body that nobody took is drained before the
+//! answer goes out, so that a refused request leaves its connection fit for the next.
 
 use std::sync::Arc;
 
@@ -10,9 +11,11 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
 use http_body_util::BodyExt;
-use tokio::sync::SemaphorePermit;
-use tokio::time::{Instant, timeout_at};
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::errors::ApiError;
 use super::state::{App, Phase};
@@ -21,7 +24,6 @@ use super::state::{App, Phase};
 pub(crate) const HEADER_BYTES: usize = 32 << 10;
 /// Bytes beyond the limit that are read and dropped, so that the client reads why and can go on.
 const OVERRUN_BYTES: usize = 8 << 20;
-
 /// Bodies up to this size are small: as many may be in memory as there are connections.
 const SMALL_BYTES: usize = 64 << 10;
 
@@ -30,12 +32,14 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     let _active = app.begin();
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
-    let mut response = match admitted(&app, request).await {
-        Ok((request, _large)) => next.run(request).await,
+    let (request, unread) = Unread::part(request);
+    let mut response = match check_size(request.headers()) {
+        Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
     };
+    let fit = unread.drain(&app).await;
     // Whoever asks a server that will end should not ask this one again.
-    if matches!(app.phase(), Phase::Stopping | Phase::Failed(_)) {
+    if !fit || matches!(app.phase(), Phase::Stopping | Phase::Failed(_)) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     app.metrics.requests.with_label_values(&[route.as_str(), response.status().as_str()]).inc();
@@ -57,11 +61,82 @@ pub(crate) async fn with_key(State(app): State<Arc<App>>, request: Request, next
     }
 }
 
-/// Around routes that take a body: only plain JSON is read.
-pub(crate) async fn with_json(request: Request, next: Next) -> Response {
-    match check_kind(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
+/// Around routes that take a body: only plain JSON is read, and that whole.
+pub(crate) async fn with_json(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    if let Err(error) = check_kind(request.headers()) {
+        return error.into_response();
+    }
+    if let Some(sent) = request.extensions().get::<Unread>().and_then(Unread::take) {
+        match whole(sent, &app).await {
+            Ok(body) => *request.body_mut() = Body::from(body),
+            Err(error) => return error.into_response(),
+        }
+    }
+    next.run(request).await
+}
+
+/// The body of a request until somebody takes it.
+#[derive(Clone)]
+struct Unread(Arc<Mutex<Option<Sent>>>);
+
+/// A body that a client sends, and what its head said of it.
+struct Sent {
+    body: Body,
+    /// Its bytes, if they are stated.
+    stated: Option<u64>,
+    /// Whether the client waits for leave to send it, which the first look at the body gives.
+    waits: bool,
+}
+
+impl Unread {
+    /// Parts a request from its body, which stays with it for whoever takes it.
+    fn part(request: Request) -> (Request, Unread) {
+        let (mut head, body) = request.into_parts();
+        let length = head.headers.get(header::CONTENT_LENGTH);
+        let stated = length.and_then(|value| value.to_str().ok()?.parse().ok());
+        let waits = head.headers.contains_key(header::EXPECT);
+        let unread = Unread(Arc::new(Mutex::new(Some(Sent { body, stated, waits }))));
+        head.extensions.insert(unread.clone());
+        (Request::from_parts(head, Body::empty()), unread)
+    }
+
+    fn take(&self) -> Option<Sent> {
+        self.0.lock().take()
+    }
+
+    /// Drops what nobody took, as it comes; whether the connection is fit for another request then.
+    async fn drain(&self, app: &App) -> bool {
+        let Some(Sent { mut body, stated, waits }) = self.take() else { return true };
+        if body.is_end_stream() {
+            return true;
+        }
+        let most = app.settings.body_limit.saturating_add(OVERRUN_BYTES);
+        if waits || stated.is_some_and(|bytes| bytes > most as u64) {
+            return false;
+        }
+        let dropped = async {
+            let mut bytes = 0;
+            while let Some(frame) = body.frame().await {
+                bytes += frame.ok()?.data_ref().map_or(0, Bytes::len);
+                if bytes > most {
+                    return None;
+                }
+            }
+            Some(())
+        };
+        matches!(timeout(app.settings.header_timeout, dropped).await, Ok(Some(())))
+    }
+}
+
+/// A body in memory, with its place among the large ones if it is one: both are given back together.
+struct Held {
+    bytes: Bytes,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -71,18 +146,14 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
-/// The request with its body in memory, if it keeps all limits; and its place among the large ones, if it is one.
-async fn admitted(app: &App, request: Request) -> Result<(Request, Option<SemaphorePermit<'_>>), ApiError> {
-    let (head, body) = request.into_parts();
-    let (body, large) = read(body, &head.headers, app).await?;
-    let header_bytes: usize =
-        head.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-    if header_bytes > HEADER_BYTES {
-        let why = format!("the headers have {header_bytes} bytes; at most {HEADER_BYTES} are read");
-        let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-        return Err(ApiError::refused(status, "headers_too_large", why));
+/// Whether the headers keep their limit.
+fn check_size(headers: &HeaderMap) -> Result<(), ApiError> {
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if bytes <= HEADER_BYTES {
+        return Ok(());
     }
-    Ok((Request::from_parts(head, Body::from(body)), large))
+    let why = format!("the headers have {bytes} bytes; at most {HEADER_BYTES} are read");
+    Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", why))
 }
 
 /// Whether a body is plain JSON, by its headers.
@@ -101,11 +172,8 @@ fn check_kind(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Reads a body of at most as many bytes, and in as much time, as the settings say.
-async fn read<'a>(
-    mut body: Body,
-    headers: &HeaderMap,
-    app: &'a App,
-) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
+async fn whole(sent: Sent, app: &App) -> Result<Bytes, ApiError> {
+    let Sent { mut body, stated, waits } = sent;
     let (limit, time) = (app.settings.body_limit, app.settings.header_timeout);
     let too_large = |bytes: &str| {
         let why = format!("the body has {bytes} bytes; at most {limit} are read (--body-limit)");
@@ -116,20 +184,18 @@ async fn read<'a>(
         ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_body", why).closing()
     };
     let most = limit.saturating_add(OVERRUN_BYTES);
-    let stated =
-        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if let Some(bytes) = stated.filter(|bytes| *bytes > limit as u64) {
         // A client that waits for leave to send has sent nothing.
-        if headers.contains_key(header::EXPECT) || bytes > most as u64 {
+        if waits || bytes > most as u64 {
             return Err(too_large(&bytes.to_string()).closing());
         }
     }
-    let until = Instant::now() + time;
-    let (mut kept, mut bytes, mut large) = (BytesMut::new(), 0, None);
+    let mut until = Instant::now() + time;
+    let (mut kept, mut bytes, mut place) = (BytesMut::new(), 0, None);
     loop {
         match timeout_at(until, body.frame()).await.map_err(late)? {
             None if bytes > limit => return Err(too_large(&bytes.to_string())),
-            None => return Ok((kept.freeze(), large)),
+            None => return Ok(Bytes::from_owner(Held { bytes: kept.freeze(), _place: place })),
             Some(Err(error)) => {
                 let why = format!("the body broke off: {error}");
                 return Err(ApiError::refused(StatusCode::BAD_REQUEST, "broken_body", why).closing());
@@ -137,16 +203,31 @@ async fn read<'a>(
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };
                 bytes += data.len();
-                if bytes > SMALL_BYTES && large.is_none() {
-                    large = timeout_at(until, app.large_bodies.acquire()).await.map_err(late)?.ok();
+                if bytes > limit {
+                    // It will be refused: nothing of it is kept, and its place is free for another.
+                    (kept, place) = (BytesMut::new(), None);
+                    if bytes > most {
+                        return Err(too_large("more").closing());
+                    }
+                    continue;
                 }
-                if bytes <= limit {
-                    kept.extend_from_slice(&data);
-                } else if bytes > most {
-                    return Err(too_large("more").closing());
+                if bytes > SMALL_BYTES && place.is_none() {
+                    let asked = Instant::now();
+                    place = Some(large_place(app).await?);
+                    // The client cannot help the wait.
+                    until += asked.elapsed();
                 }
+                kept.extend_from_slice(&data);
             }
         }
+    }
+}
+
+/// A place among the large bodies in memory.
+async fn large_place(app: &App) -> Result<OwnedSemaphorePermit, ApiError> {
+    match timeout(app.settings.header_timeout, app.large_bodies.clone().acquire_owned()).await {
+        Ok(Ok(place)) => Ok(place),
+        _ => Err(ApiError::full("too many large bodies are being read; try again later").closing()),
     }
 }
 

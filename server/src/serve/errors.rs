@@ -148,6 +148,15 @@ pub(crate) fn short(name: &str) -> String {
     }
 }
 
+/// A sentence in which names may be that a client chose, cut to its two ends: its end says what is wrong, and where.
+pub(crate) fn short_middle(text: &str) -> String {
+    let mut cuts = text.char_indices().map(|(at, _)| at);
+    match (cuts.nth(NAME_CHARS), cuts.nth_back(NAME_CHARS)) {
+        (Some(start), Some(end)) => format!("{}...{}", &text[..start], &text[end..]),
+        _ => text.to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -168,5 +177,15 @@ mod tests {
     fn a_giant_name_is_not_repeated_whole() {
         let error = ApiError::unknown_field("ü".repeat(100_000), "model");
         assert!(error.to_json().len() < 600);
+    }
+
+    #[test]
+    fn a_giant_name_inside_a_sentence_leaves_its_ends() {
+        let sentence = format!("{} is there twice at line 1 column 5", "ü".repeat(100_000));
+        let cut = short_middle(&sentence);
+        assert!(cut.starts_with("üü") && cut.ends_with("ü is there twice at line 1 column 5"), "{cut}");
+        assert!(cut.chars().count() < 200);
+        let longest = "ü".repeat(2 * NAME_CHARS);
+        assert_eq!(short_middle(&longest), longest);
     }
 }

@@ -1,5 +1,6 @@
 //! Connections: accepting them, reading requests from them, and ending them in a way that clients understand.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use axum::body::Body;
 use axum::http::StatusCode;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use socket2::{Domain, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,10 +19,13 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::ServiceExt;
 
+use super::descriptors;
 use super::edge::HEADER_BYTES;
 use super::errors::ApiError;
-use super::socket::{Socket, Watch};
+use super::socket::{Overdue, Socket, Watch};
 use super::state::App;
+use super::until_dropped::UntilDropped;
+use crate::output::note;
 
 /// Connections at once; more wait to be accepted.
 const CONNECTIONS: usize = 8192;
@@ -32,14 +36,15 @@ const WAITING: i32 = 4096;
 const BUFFER_BYTES: usize = 2 * HEADER_BYTES + 8192;
 /// Headers of a request.
 const HEADERS: usize = 128;
-/// How often it is looked whether a client is gone that has sent more than was read.
+/// How often it is looked whether a client is gone that has sent more than was read, or owes something for too long.
 const LOOK: Duration = Duration::from_millis(250);
 /// What is read and dropped after the last answer, so that the client gets to read it: bytes and time.
 const LINGER: (usize, Duration) = (8 << 20, Duration::from_secs(2));
 
 /// Accepts connections until it is dropped.
 pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let room = Arc::new(Semaphore::new(descriptors::connections(CONNECTIONS)));
+    let mut told = false;
     loop {
         let Ok(place) = room.clone().acquire_owned().await else { return };
         match listener.accept().await {
@@ -52,8 +57,16 @@ pub(crate) async fn accept(listener: TcpListener, router: Router, app: Arc<App>)
                     drop(place);
                 });
             }
-            // The client is gone already, or files are short: then some will be closed.
-            Err(_) => sleep(Duration::from_millis(50)).await,
+            Err(error) => {
+                // The client is gone already, or files are short: then some will be closed.
+                if descriptors::is_shortage(&error) && !told {
+                    told = true;
+                    note(format_args!(
+                        "cannot accept a connection: {error}; raise the limit on open files (ulimit -n)"
+                    ));
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
         }
     }
 }
@@ -85,49 +98,55 @@ async fn serve(stream: TcpStream, router: Router, app: &App) {
     let (socket, watch) = Socket::new(stream, app.settings.write_timeout);
     let seen = watch.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-        seen.request_read();
-        Box::pin(router.clone().oneshot(request.map(Body::new)))
+        let (answering, body) = (seen.answering(), seen.body());
+        let answer = router.clone().oneshot(request.map(|read| Body::new(UntilDropped::new(read, body))));
+        Box::pin(async move {
+            let Ok(answer) = answer.await;
+            Ok::<_, Infallible>(answer.map(|written| UntilDropped::new(written, answering)))
+        })
     });
     let mut connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(app.settings.header_timeout)
+        // hyper's own cannot tell a slow head from an idle connection.
+        .header_read_timeout(None)
         .max_buf_size(BUFFER_BYTES)
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(socket), service);
     let mut closing = false;
-    let ended = loop {
+    let overdue = loop {
         tokio::select! {
             biased;
-            ended = std::future::poll_fn(|context| connection.poll_without_shutdown(context)) => break ended,
+            // What hyper could not read it has answered itself.
+            _ = std::future::poll_fn(|context| connection.poll_without_shutdown(context)) => break None,
             () = app.closing.cancelled(), if !closing => {
                 closing = true;
                 std::pin::Pin::new(&mut connection).graceful_shutdown();
             }
-            () = gone(&watch) => return,
+            overdue = gone(&watch, app) => match overdue {
+                Some(overdue) => break Some(overdue),
+                None => return,
+            },
         }
     };
     let mut socket = connection.into_parts().io.into_inner();
-    if let Some(error) = ended.err().and_then(|error| unread(&error, &watch, app)) {
+    if overdue == Some(Overdue::Head) {
+        let why = format!(
+            "the head of the request did not come within {} s",
+            app.settings.header_timeout.as_secs_f32()
+        );
+        let error = ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_headers", why);
         // Nobody may be there to read it.
         let _ = socket.write_all(error.to_http().as_bytes()).await;
     }
     linger(socket, app).await;
 }
 
-/// What a client is told whose request could not be read and whom nothing was told yet.
-fn unread(error: &hyper::Error, watch: &Watch, app: &App) -> Option<ApiError> {
-    let late = error.is_timeout() && watch.has_begun();
-    let time = app.settings.header_timeout.as_secs_f32();
-    let why = format!("the head of the request did not come within {time} s");
-    late.then(|| ApiError::refused(StatusCode::REQUEST_TIMEOUT, "slow_headers", why))
-}
-
-/// Ends when the client has closed its side.
-async fn gone(watch: &Watch) {
+/// Ends when the client has closed its side, or owes something for too long.
+async fn gone(watch: &Watch, app: &App) -> Option<Overdue> {
     loop {
         sleep(LOOK).await;
-        if watch.is_gone().await {
-            return;
+        let overdue = watch.overdue(app.settings.header_timeout, app.settings.idle_timeout);
+        if overdue.is_some() || watch.is_gone().await {
+            return overdue;
         }
     }
 }

@@ -97,6 +97,7 @@ fn streamed(app: &Arc<App>, model: &Model, wire: Wire, asked: &Asked, choices: C
     let stream = Stream::new(app, choices, form, model.tokenizer.clone(), app.begin());
     let mut headers = headers(&asked.ignored, "text/event-stream");
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     (headers, Body::new(stream)).into_response()
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderName, Method, StatusCode, Uri, header};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-use super::errors::ApiError;
+use super::errors::{ApiError, short};
 use super::state::App;
 use super::{edge, health, replies};
 
@@ -20,7 +20,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/v1/completions", post(replies::completions))
         .route("/tokenize", post(replies::tokenize))
         .route("/detokenize", post(replies::detokenize))
-        .route_layer(from_fn(edge::with_json))
+        .route_layer(from_fn_with_state(app.clone(), edge::with_json))
         .route("/v1/models", get(health::models))
         .route("/v1/models/{*name}", get(health::model))
         .route("/health", get(health::health))
@@ -29,7 +29,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
-        // Bodies are limited by the edge, which has read them.
+        // Bodies are limited by the edge, which reads them.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(app.clone(), edge::with_key))
         .layer(from_fn_with_state(app.clone(), edge::around));
@@ -42,13 +42,14 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
 async fn unknown(uri: Uri) -> ApiError {
     let why = format!(
         "there is nothing at {}; see /v1/models, /v1/chat/completions and /v1/completions",
-        uri.path()
+        short(uri.path())
     );
     ApiError::refused(StatusCode::NOT_FOUND, "unknown_route", why)
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    let why = format!("{} does not take {method}; the Allow header says what it takes", uri.path());
+    let (path, method) = (short(uri.path()), short(method.as_str()));
+    let why = format!("{path} does not take {method}; the Allow header says what it takes");
     ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", why)
 }
 
@@ -61,6 +62,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(origin)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE])
+        // Official clients send headers of their own, other ones in every version.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("x-roundhouse-ignored"), header::RETRY_AFTER])
 }

@@ -32,6 +32,8 @@ pub struct Settings {
     pub write_timeout: Duration,
     /// How long a client may take to send the head of a request, and then its body.
     pub header_timeout: Duration,
+    /// How long a connection may be idle between requests.
+    pub idle_timeout: Duration,
     /// How long a stream may be silent before a comment is sent; zero is for ever.
     pub keep_alive: Duration,
     /// How long running replies may go on after the word to stop.
@@ -60,6 +62,7 @@ impl Default for Settings {
             body_limit: 4 << 20,
             write_timeout: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
             keep_alive: Duration::from_secs(15),
             drain: Duration::from_secs(30),
             failure_exit: Duration::from_secs(10),

@@ -26,8 +26,8 @@ pub(crate) struct App {
     pub(crate) metrics: Metrics,
     /// Running replies end now, with an error.
     pub(crate) cut: CancellationToken,
-    /// One permit for every large body that may be in memory.
-    pub(crate) large_bodies: Semaphore,
+    /// One permit for every large body that may be in memory, until it is parsed.
+    pub(crate) large_bodies: Arc<Semaphore>,
     /// The turn to read a large body: tokens of one take much memory, and small ones should not wait behind it.
     pub(crate) large_reader: Semaphore,
     /// Connections end as soon as they are idle.
@@ -79,7 +79,7 @@ impl App {
             metrics: Metrics::new(started),
             cut: CancellationToken::new(),
             closing: CancellationToken::new(),
-            large_bodies: Semaphore::new(LARGE_BODIES),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             large_reader: Semaphore::new(1),
             phase: RwLock::new(Phase::Loading),
             model: OnceLock::new(),

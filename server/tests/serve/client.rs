@@ -260,7 +260,13 @@ impl Connection {
 
     fn more(&mut self) -> Result<()> {
         let mut buffer = [0; 16 << 10];
-        match self.stream.read(&mut buffer)? {
+        let read = loop {
+            match self.stream.read(&mut buffer) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
+        match read? {
             0 => Err(Error::new(ErrorKind::UnexpectedEof, "the server ended the connection")),
             length => {
                 self.read.extend(&buffer[..length]);

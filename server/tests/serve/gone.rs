@@ -18,6 +18,7 @@ crate::tests! {
     a_stream_whose_client_half_closed_is_freed,
     a_whole_reply_whose_client_closed_is_freed,
     a_whole_reply_whose_client_half_closed_is_freed,
+    a_client_that_sent_more_and_half_closed_is_freed,
     several_choices_are_freed_together,
     a_prompt_whose_client_closed_is_freed_within_a_piece,
     a_waiting_request_whose_client_closed_is_forgotten,
@@ -77,6 +78,17 @@ fn a_whole_reply_whose_client_half_closed_is_freed() {
     connection.half_close();
     server.idle_within(SOON);
     assert!(connection.closed_after(Duration::from_secs(5)).is_some());
+}
+
+/// The end of what it sends stands behind a request that nobody reads yet.
+fn a_client_that_sent_more_and_half_closed_is_freed() {
+    let server = Server::start(&[]);
+    for body in [unending(), streamed(&unending())] {
+        let mut connection = running(&server, &body);
+        connection.send(&Ask::post(CHAT, &body).bytes()).unwrap();
+        connection.half_close();
+        server.idle_within(SOON);
+    }
 }
 
 fn several_choices_are_freed_together() {

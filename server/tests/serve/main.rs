@@ -2,6 +2,7 @@
 //!
 //! Tests that measure time or load run alone; the others share the machine.
 
+mod bodies;
 mod client;
 mod cost;
 mod cross;
@@ -11,6 +12,7 @@ mod failure;
 mod fields;
 mod gone;
 mod hostile;
+mod idle;
 mod life;
 mod limits;
 mod metrics;
@@ -49,7 +51,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-const MODULES: [(&str, &[Test]); 17] = [
+const MODULES: [(&str, &[Test]); 19] = [
     ("reader", reader::TESTS),
     ("routes", routes::TESTS),
     ("fields", fields::TESTS),
@@ -57,7 +59,9 @@ const MODULES: [(&str, &[Test]); 17] = [
     ("replies", replies::TESTS),
     ("sampling", sampling::TESTS),
     ("cross", cross::TESTS),
+    ("bodies", bodies::TESTS),
     ("hostile", hostile::TESTS),
+    ("idle", idle::TESTS),
     ("mutants", mutants::TESTS),
     ("metrics", metrics::TESTS),
     ("settings", settings::TESTS),

@@ -19,6 +19,8 @@ crate::tests! {
     a_file_that_is_none_is_refused,
     bad_flags_are_refused,
     unknown_variables_are_refused,
+    variables_of_a_kubernetes_service_are_told_as_such,
+    a_key_is_never_shown,
     lists_and_switches_come_from_a_file,
     the_readme_tells_of_every_setting;
 }
@@ -99,7 +101,7 @@ fn every_option_is_a_setting_of_the_file_and_of_the_environment() {
         let (_dir, path) = file(&format!("{option} = 5\n"));
         let mut command = bare();
         command.arg("serve").arg(tiny()).arg("--config").arg(&path);
-        run(&mut command).failed(2, &["round.toml", option, "5"]);
+        run(&mut command).failed(2, &["round.toml", option, if option == "api-key" { "" } else { "5" }]);
     }
 }
 
@@ -174,6 +176,8 @@ fn bad_flags_are_refused() {
         ("--failure-exit", "x"),
         ("--default-thinking", "maybe"),
         ("--host", "not a host!"),
+        ("--idle-timeout", "0"),
+        ("--cors-origin", "example.org"),
     ] {
         let mut command = serve(&[]);
         command.arg(format!("{option}={value}"));
@@ -195,6 +199,46 @@ fn unknown_variables_are_refused() {
     let mut command = serve(&[]);
     command.env("ROUNDHOUSE_LANES", "abc");
     run(&mut command).failed(2, &["lanes", "abc"]);
+}
+
+fn variables_of_a_kubernetes_service_are_told_as_such() {
+    for (name, value) in [("ROUNDHOUSE_PORT", "tcp://10.0.0.1:8000"), ("ROUNDHOUSE_SERVICE_HOST", "10.0.0.1")]
+    {
+        let mut command = bare();
+        command.arg("serve").arg(tiny()).env(name, value);
+        run(&mut command).failed(2, &["Kubernetes", "enableServiceLinks: false", name]);
+    }
+    let mut command = serve(&[]);
+    command.env("ROUNDHOUSE_LANES", "abc");
+    assert!(!run(&mut command).stderr.contains("Kubernetes"));
+}
+
+/// Not by any mistake that is made with it.
+fn a_key_is_never_shown() {
+    let unseen = |command: &mut std::process::Command| {
+        let ended = run(command);
+        ended.failed(2, &[]);
+        assert!(!ended.stderr.contains("sesame"), "{command:?}: {}", ended.stderr);
+    };
+    for text in [
+        "api_key = \"sesame\"",
+        "apikey = \"sesame\"",
+        "api-key = \"sesame \"",
+        "api-key = \"sesame\\n\"",
+        "api-key = \"sesame",
+        "api-key = sesame",
+        "[server]\napi-key = \"sesame\"",
+    ] {
+        let (_dir, path) = file(text);
+        unseen(serve(&[]).arg("--config").arg(&path));
+    }
+    for key in ["sesame\n", " sesame", "open\nsesame"] {
+        unseen(serve(&[]).env("ROUNDHOUSE_API_KEY", key));
+        unseen(serve(&[]).arg("--api-key").arg(key));
+    }
+    for option in ["--api_key", "--apikey", "--api-keys"] {
+        unseen(serve(&[]).arg(format!("{option}=sesame")));
+    }
 }
 
 fn lists_and_switches_come_from_a_file() {
