@@ -190,7 +190,9 @@ fn a_client_that_reads_no_more_is_cut_off() {
     post(&mut client, "/v1/completions", &body);
     until("running", || server.lanes() == 1);
     until("free", || server.lanes() == 0);
-    assert!(get(server.address, "/metrics").body.contains("roundhouse_replies_cancelled_total 1"));
+    assert!(
+        get(server.address, "/metrics").body.contains("roundhouse_replies_total{outcome=\"cancelled\"} 1")
+    );
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     let _active = app.begin();
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    let counted = app.metrics.request(route);
     let mut response = match admitted(&app, request).await {
         Ok((request, _large)) => next.run(request).await,
         Err(error) => error.into_response(),
@@ -38,7 +39,7 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     if matches!(app.phase(), Phase::Stopping | Phase::Failed(_)) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    app.metrics.requests.with_label_values(&[route.as_str(), response.status().as_str()]).inc();
+    counted.answered(response.status());
     response
 }
 

@@ -263,8 +263,17 @@ impl Server {
 
     /// Bytes of memory that are its own now.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most bytes of memory that have been its own at once.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
         let status = fs::read_to_string(self.proc("status")).expect("the server runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a size");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 

@@ -9,23 +9,23 @@ use super::Cli;
 const PREFIX: &str = "ROUNDHOUSE_";
 
 /// The environment variables that `names` holds, told apart into settings and look-alikes.
-pub(crate) struct Settings {
+pub(crate) struct Variables {
     /// Those that some command reads.
     pub(crate) known: Vec<String>,
     /// Those that nothing reads, though they begin like a setting.
     pub(crate) unknown: Vec<String>,
 }
 
-impl Settings {
-    pub(crate) fn among(names: impl Iterator<Item = String>) -> Settings {
-        let readable = readable_settings();
+impl Variables {
+    pub(crate) fn among(names: impl Iterator<Item = String>) -> Variables {
+        let readable = readable();
         let (known, unknown) =
             names.filter(|name| name.starts_with(PREFIX)).partition(|name| readable.contains(name));
-        Settings { known, unknown }
+        Variables { known, unknown }
     }
 }
 
-fn readable_settings() -> Vec<String> {
+fn readable() -> Vec<String> {
     let commands = Cli::command();
     let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
     let mut names: Vec<String> =
@@ -44,8 +44,8 @@ mod tests {
     #[test]
     fn environment_settings_that_nothing_reads_are_found() {
         let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
-        let settings = Settings::among(names.map(String::from).into_iter());
-        assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
-        assert_eq!(settings.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
+        let variables = Variables::among(names.map(String::from).into_iter());
+        assert_eq!(variables.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
+        assert_eq!(variables.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
     }
 }
