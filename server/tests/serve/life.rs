@@ -73,7 +73,7 @@ fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
         }
         assert!(states.is_sorted(), "{states:?}");
         server.post(CHAT, &chat("Spell garden backwards.")).good();
-        assert!(server.notes().text().contains("ready after "), "{}", server.notes().text());
+        server.says("ready after ");
         assert!(!early.contains("reading"), "{early}");
     }
 }
@@ -81,7 +81,7 @@ fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
 /// Device and why, the plan, the reading, and that it is ready.
 fn the_start_tells_what_it_does() {
     let server = Server::start(&[]);
-    let text = server.notes().text();
+    let text = server.says("ready after ");
     let mut rest = text.as_str();
     for words in ["listening on http://127.0.0.1:", "device", "memory plan", "of weights", "ready after "] {
         rest = rest
@@ -108,7 +108,7 @@ fn what_does_not_fit_is_told_before_loading() {
 /// The sanity reply is told, and compared if its digest was given.
 fn the_first_reply_is_compared() {
     let server = Server::start(&[]);
-    let text = server.notes().text();
+    let text = server.says("ready after ");
     let is_sha = |word: &&str| {
         word.len() == 12 && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     };
@@ -225,15 +225,14 @@ fn a_quick_start_runs_several_replies_and_says_how_many_fit() {
     let mut streams: Vec<_> = (0..3).map(|_| server.begin(CHAT, &open)).collect();
     streams.iter_mut().for_each(|stream| stream.read(3));
     assert_eq!(server.load().0, 3.0);
-    let said = server.notes().text();
+    let said = server.says("ready after ");
     let line = said.lines().find(|line| line.starts_with("warning: ")).unwrap_or_else(|| panic!("{said}"));
     for words in
         ["whole contexts of 32768 fit", "4096 tokens", "--max-tokens-default", "--memory", "--context"]
     {
         assert!(line.contains(words), "{words:?} is not in {line:?}");
     }
-    let server = Server::start(&[]);
-    let said = server.notes().text();
+    let said = Server::start(&[]).says("ready after ");
     assert!(said.contains(" whole contexts of ") && !said.contains("warning"), "{said}");
 }
 

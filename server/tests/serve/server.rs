@@ -241,6 +241,20 @@ impl Server {
         }
     }
 
+    /// Waits until it has said `words`; all that it has said. The pipe may be read after an answer.
+    #[track_caller]
+    pub(crate) fn says(&self, words: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let text = self.notes.text();
+            if text.contains(words) {
+                return text;
+            }
+            assert!(start.elapsed() < PATIENCE, "{words:?} is not in {text:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn notes(&self) -> &Notes {
         &self.notes
     }
