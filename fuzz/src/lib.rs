@@ -18,7 +18,7 @@ pub fn address() -> SocketAddr {
         let settings = Settings {
             port: 0,
             served_name: "tiny".into(),
-            max_tokens_default: Some(1),
+            max_tokens_default: 1,
             header_timeout: Duration::from_millis(200),
             idle_timeout: Duration::from_millis(200),
             ..Settings::default()

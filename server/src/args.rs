@@ -6,8 +6,8 @@ mod engine;
 mod file;
 mod sampling;
 mod serve;
-mod settings;
 mod values;
+mod variables;
 
 use std::path::PathBuf;
 
@@ -18,11 +18,11 @@ pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
-pub(crate) use settings::{KUBERNETES, Settings};
 pub(crate) use values::{
     Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
     Switch, Table,
 };
+pub(crate) use variables::{KUBERNETES, Variables};
 
 /// A decode runtime for Qwen3.8-Flash-Next.
 #[derive(Debug, Parser)]

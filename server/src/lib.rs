@@ -17,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command, KUBERNETES, KernelsCommand, Settings, under_file};
+use args::{Cli, Command, KUBERNETES, KernelsCommand, Variables, under_file};
 pub use failure::Failure;
 use output::note;
 
@@ -27,7 +27,7 @@ pub fn main() -> ExitCode {
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
     };
-    let settings = Settings::among(std::env::vars_os().filter_map(text));
+    let variables = Variables::among(std::env::vars_os().filter_map(text));
     let line = match under_file(Cli::command()) {
         Ok(line) => line,
         Err(failure) => return report(&failure),
@@ -35,9 +35,9 @@ pub fn main() -> ExitCode {
     let read = line.try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match read {
         Ok(cli) => cli,
-        Err(usage) => return report_usage(&usage, &settings),
+        Err(usage) => return report_usage(&usage, &variables),
     };
-    match run(cli.command, &settings) {
+    match run(cli.command, &variables) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => report(&failure),
     }
@@ -48,10 +48,10 @@ fn report(failure: &Failure) -> ExitCode {
     failure.exit_code()
 }
 
-fn run(command: Command, settings: &Settings) -> Result<(), Failure> {
-    if !settings.unknown.is_empty() {
-        let names = settings.unknown.join(", ");
-        let advice = if settings.of_kubernetes { format!("; {KUBERNETES}") } else { String::new() };
+fn run(command: Command, variables: &Variables) -> Result<(), Failure> {
+    if !variables.unknown.is_empty() {
+        let names = variables.unknown.join(", ");
+        let advice = if variables.of_kubernetes { format!("; {KUBERNETES}") } else { String::new() };
         return Err(Failure::Input(format!(
             "the environment sets {names}, which no command reads; unset or correct it (--help lists the settings){advice}"
         )));
@@ -71,13 +71,13 @@ fn run(command: Command, settings: &Settings) -> Result<(), Failure> {
 
 /// Prints what clap has to say (help and version are good ends), and which settings of the
 /// environment it may have read, since its message names only the option.
-fn report_usage(usage: &clap::Error, settings: &Settings) -> ExitCode {
+fn report_usage(usage: &clap::Error, variables: &Variables) -> ExitCode {
     // A closed pipe changes nothing about how the command ends.
     let _ = usage.print();
-    if usage.use_stderr() && !settings.known.is_empty() {
-        note(format_args!("note: the environment sets {}", settings.known.join(", ")));
+    if usage.use_stderr() && !variables.known.is_empty() {
+        note(format_args!("note: the environment sets {}", variables.known.join(", ")));
     }
-    if usage.use_stderr() && settings.of_kubernetes {
+    if usage.use_stderr() && variables.of_kubernetes {
         note(format_args!("note: {KUBERNETES}"));
     }
     ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2))

@@ -5,7 +5,7 @@
 //!                                                             │
 //!                                        Choices ◄─ events ◄─ engine thread
 //!                                           │
-//!                                           └─► sse (chunks) or wire (whole)
+//!                                           └─► sse, chunks (streamed) or wire (whole)
 //! ```
 //! Async code never computes for long: reading a request is done on threads of its own, and the model runs on the
 //! engine's.
@@ -13,6 +13,7 @@
 mod asked;
 mod chat;
 mod choices;
+mod chunks;
 mod completions;
 mod descriptors;
 mod edge;
@@ -21,7 +22,9 @@ mod fields;
 mod health;
 mod lifetime;
 mod listen;
+mod logprobs;
 mod metrics;
+mod options;
 mod replies;
 mod routes;
 mod sanity;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use planner::RequestId;
 
 use super::{Engine, Event, Sink, Stats};
@@ -15,7 +15,7 @@ use crate::request::Submission;
 /// Speaks to an engine thread. Clones speak to the same one.
 #[derive(Clone)]
 pub struct Handle {
-    mail: Sender<Mail>,
+    mail: Mailbox,
     next: Arc<AtomicU64>,
     stats: Arc<Mutex<Stats>>,
 }
@@ -33,7 +33,15 @@ pub struct Ticket {
 pub struct Hold {
     /// The request's number.
     pub id: RequestId,
+    mail: Mailbox,
+}
+
+/// Where an engine gets its mail. What it takes is read, also if the engine ends.
+#[derive(Clone)]
+struct Mailbox {
     mail: Sender<Mail>,
+    /// Whether it takes mail; who sends holds it open.
+    open: Arc<RwLock<bool>>,
 }
 
 enum Mail {
@@ -46,24 +54,31 @@ enum Mail {
 /// fails.
 pub struct EngineThread {
     thread: JoinHandle<Result<(), Error>>,
-    mail: Sender<Mail>,
+    mail: Mailbox,
 }
 
 impl Engine {
     /// Moves the engine to a thread of its own.
     pub fn spawn(self) -> (Handle, EngineThread) {
-        let (mail, inbox) = unbounded();
+        let (mail, inbox) = Mailbox::new();
+        let open = mail.open.clone();
         let stats = Arc::new(Mutex::new(self.stats()));
         let handle = Handle { mail: mail.clone(), next: Arc::new(AtomicU64::new(1)), stats: stats.clone() };
         let thread = std::thread::Builder::new().name("engine".into());
-        let thread = thread.spawn(move || serve(self, &inbox, &stats)).expect("a thread can be started");
+        let thread =
+            thread.spawn(move || serve(self, &inbox, &open, &stats)).expect("a thread can be started");
         (handle, EngineThread { thread, mail })
     }
 }
 
 /// The life of the engine thread: take the mail, turn, until told to stop. However it ends, every request
 /// that was taken is told its end.
-fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Result<(), Error> {
+fn serve(
+    mut engine: Engine,
+    inbox: &Receiver<Mail>,
+    open: &RwLock<bool>,
+    stats: &Mutex<Stats>,
+) -> Result<(), Error> {
     let turns = std::panic::AssertUnwindSafe(|| turns(&mut engine, inbox, stats));
     let ended = std::panic::catch_unwind(turns);
     let why = match &ended {
@@ -72,7 +87,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> Re
         Err(_) => "the engine met a fault of its own and has ended".to_owned(),
     };
     engine.fail_all(&why);
-    for mail in inbox.try_iter() {
+    for mail in close(open, inbox) {
         if let Mail::Submit(_, _, mut events) = mail {
             // If nobody listens, there is nobody to tell.
             let _ = events.tell(Event::Failed(why.clone()));
@@ -118,6 +133,28 @@ fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> bool {
     false
 }
 
+impl Mailbox {
+    fn new() -> (Mailbox, Receiver<Mail>) {
+        let (mail, inbox) = unbounded();
+        (Mailbox { mail, open: Arc::new(RwLock::new(true)) }, inbox)
+    }
+
+    /// Puts mail in, unless the mailbox is closed.
+    fn send(&self, mail: Mail) -> Result<(), Error> {
+        let open = self.open.read();
+        if !*open {
+            return Err(Error::Ended);
+        }
+        self.mail.send(mail).map_err(|_| Error::Ended)
+    }
+}
+
+/// Closes a mailbox; what came before is still there to be read.
+fn close<'a>(open: &RwLock<bool>, inbox: &'a Receiver<Mail>) -> impl Iterator<Item = Mail> + 'a {
+    *open.write() = false;
+    inbox.try_iter()
+}
+
 impl Handle {
     /// Hands a request to the engine. Refusals come as events.
     ///
@@ -136,7 +173,7 @@ impl Handle {
     pub fn submit_to(&self, submission: Submission, sink: impl Into<Sink>) -> Result<Hold, Error> {
         let id = RequestId(self.next.fetch_add(1, Ordering::Relaxed));
         let mail = Mail::Submit(id, Box::new(submission), sink.into());
-        self.mail.send(mail).map_err(|_| Error::Ended)?;
+        self.mail.send(mail)?;
         Ok(Hold { id, mail: self.mail.clone() })
     }
 
@@ -190,5 +227,28 @@ impl EngineThread {
     /// The device failed.
     pub fn wait(self) -> Result<(), Error> {
         self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request that is taken while the engine ends is read, or its sender knows that it was not taken.
+    #[test]
+    fn a_mailbox_that_closes_loses_nothing() {
+        for _ in 0..50 {
+            let (mailbox, inbox) = Mailbox::new();
+            let sender = |first: u64| {
+                let mailbox = mailbox.clone();
+                move || (first..).take_while(|id| mailbox.send(Mail::Cancel(RequestId(*id))).is_ok()).count()
+            };
+            let senders: Vec<_> = (0..3).map(|_| std::thread::spawn(sender(0))).collect();
+            let early = inbox.iter().take(100).count();
+            let read = early + close(&mailbox.open, &inbox).count();
+            drop(inbox);
+            let sent: usize = senders.into_iter().map(|sender| sender.join().expect("it counts")).sum();
+            assert_eq!(sent, read);
+        }
     }
 }

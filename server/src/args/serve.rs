@@ -59,9 +59,9 @@ pub(crate) struct ServerArgs {
     #[arg(long, env = "ROUNDHOUSE_QUEUE", value_name = "REPLIES", default_value_t = 256, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     queue: u32,
 
-    /// The most tokens of a reply whose request does not say; what the context has room for if not given.
-    #[arg(long, env = "ROUNDHOUSE_MAX_TOKENS_DEFAULT", value_name = "TOKENS", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens_default: Option<u32>,
+    /// The most tokens of a reply whose request does not say, as far as the context has room.
+    #[arg(long, env = "ROUNDHOUSE_MAX_TOKENS_DEFAULT", value_name = "TOKENS", default_value_t = 4096, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens_default: u32,
 
     /// Whether chat replies begin with reasoning when a request does not say; the template decides if not given.
     #[arg(long, env = "ROUNDHOUSE_DEFAULT_THINKING", value_name = "SWITCH")]
@@ -124,12 +124,13 @@ pub(crate) struct ServerArgs {
     )]
     keep_alive: Seconds,
 
-    /// How long running replies may go on after the word to stop, in seconds.
+    /// The longest time from the word to stop to the end of the process, in seconds: what runs has it, but for its last
+    /// quarter or two seconds.
     #[arg(
         long,
         env = "ROUNDHOUSE_DRAIN",
         value_name = "SECONDS",
-        default_value = "30",
+        default_value = "25",
         allow_negative_numbers = true
     )]
     drain: Seconds,

@@ -32,6 +32,7 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     let _active = app.begin();
     let path = request.extensions().get::<MatchedPath>();
     let route = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    let counted = app.metrics.request(route);
     let (request, unread) = Unread::part(request);
     let mut response = match check_size(request.headers()) {
         Ok(()) => next.run(request).await,
@@ -42,7 +43,7 @@ pub(crate) async fn around(State(app): State<Arc<App>>, request: Request, next: 
     if !fit || matches!(app.phase(), Phase::Stopping | Phase::Failed(_)) {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    app.metrics.requests.with_label_values(&[route.as_str(), response.status().as_str()]).inc();
+    counted.answered(response.status());
     response
 }
 

@@ -8,15 +8,19 @@ use runtime::engine::OpenEngine;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout, timeout_at};
 
+use super::settings::Settings;
 use super::state::{App, Model, Phase};
 use super::{listen, routes, sanity};
 use crate::failure::Failure;
 use crate::output::note;
 
-/// How long the last words of streams and connections may take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the last words of streams and connections may take, and then the engine's end.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Positions of a page.
+const PAGE: usize = 64;
 
 /// Lives until a signal, or until the engine fails.
 pub(crate) async fn live(
@@ -47,12 +51,12 @@ pub(crate) async fn live(
         std::future::pending::<Result<(), Failure>>().await
     };
     tokio::select! {
-        failure = served => match timeout(LAST_WORDS, &mut engine).await {
+        failure = served => match timeout(LAST_WORDS / 2, &mut engine).await {
             // An engine that failed is the reason, and the status says so.
             Ok(Ok(Some(why))) => Err(Failure::Device(why)),
             _ => failure,
         },
-        why = &mut engine => fail(&app, why.ok().flatten()).await,
+        why = &mut engine => fail(&app, why.ok().flatten(), &mut signals).await,
         () = signals.next() => drain(&app, accepting, &mut engine, &mut signals).await,
     }
 }
@@ -75,8 +79,9 @@ fn start(app: &App, opened: OpenEngine) -> oneshot::Receiver<Option<String>> {
     let OpenEngine { engine, tokenizer, chat } = opened;
     let vocab = engine.runner().model.config.vocab_size;
     // A reply can have no more positions than there are pages for.
-    let pages = engine.stats().pages_total as usize * 64;
-    let context = pages.min(engine.state().limits().context as usize);
+    let pages = engine.stats().pages_total as usize;
+    let context = (pages * PAGE).min(engine.state().limits().context as usize);
+    note(room(pages, context, &app.settings));
     let (handle, engine) = engine.spawn();
     app.install(Model { handle, tokenizer, chat, vocab, context });
     let (said, ended) = oneshot::channel();
@@ -95,7 +100,21 @@ fn start(app: &App, opened: OpenEngine) -> oneshot::Receiver<Option<String>> {
     ended
 }
 
-/// Refuses what comes, lets run what runs for a while, and ends.
+/// How many replies have room at once; a warning if that may be less than there are lanes.
+fn room(pages: usize, context: usize, settings: &Settings) -> String {
+    let (lanes, tokens) = (settings.lanes, context.min(settings.max_tokens_default as usize));
+    let fit = |positions: usize| pages / positions.div_ceil(PAGE).max(1);
+    let (whole, usual) = (fit(context), fit(tokens));
+    match whole < lanes {
+        false => format!("{whole} whole contexts of {context} fit, for {lanes} lanes"),
+        true => format!(
+            "warning: {whole} whole contexts of {context} fit, for {lanes} lanes; a request without max_tokens asks for \
+             {tokens} tokens, and {usual} such replies fit (--max-tokens-default, --memory, --context)"
+        ),
+    }
+}
+
+/// Refuses what comes, lets run what runs for a while, and ends, all of it within the time that the settings give.
 async fn drain(
     app: &App,
     accepting: JoinHandle<()>,
@@ -103,47 +122,59 @@ async fn drain(
     signals: &mut Signals,
 ) -> Result<(), Failure> {
     app.enter(Phase::Stopping);
+    let (active, (patience, words)) = (app.active(), split(app.settings.drain));
+    let cut = sleep(patience);
     accepting.abort();
     let _ = accepting.await;
-    let (active, patience) = (app.active(), app.settings.drain);
     note(format_args!("stopping: {active} requests are under way and have {} s", patience.as_secs_f32()));
     tokio::select! {
         () = app.idle() => {}
-        () = sleep(patience) => note("stopping: time is up; what still runs is cut"),
+        () = cut => note("stopping: time is up; what still runs is cut"),
         () = signals.next() => note("stopping at once: what still runs is cut"),
-        why = &mut *engine => return fail(app, why.ok().flatten()).await,
+        why = &mut *engine => return fail(app, why.ok().flatten(), signals).await,
     }
-    farewell(app).await;
+    farewell(app, words / 2).await;
     if let Some(model) = app.loaded() {
         model.handle.stop();
-        let _ = timeout(LAST_WORDS, engine).await;
+        let _ = timeout(words / 4, engine).await;
     }
     note("stopped");
     Ok(())
 }
 
 /// Says for a while that the engine has failed, so that those who look see it, and ends.
-async fn fail(app: &App, why: Option<String>) -> Result<(), Failure> {
+async fn fail(app: &App, why: Option<String>, signals: &mut Signals) -> Result<(), Failure> {
     let why = why.unwrap_or_else(|| "the engine has stopped".into());
     app.enter(Phase::Failed(why.clone()));
-    let patience = app.settings.failure_exit;
-    note(format_args!("the engine has failed: {why}; ending within {} s", patience.as_secs_f32()));
-    sleep(patience.saturating_sub(2 * LAST_WORDS)).await;
-    timeout(patience.min(2 * LAST_WORDS), farewell(app)).await.ok();
+    let time = app.settings.failure_exit;
+    let (patience, words) = split(time);
+    note(format_args!("the engine has failed: {why}; ending within {} s", time.as_secs_f32()));
+    tokio::select! {
+        () = sleep(patience) => {}
+        () = signals.next() => note("ending at once"),
+    }
+    farewell(app, words / 2).await;
     Err(Failure::Device(why))
 }
 
+/// A time to the end of the process, parted: what comes before the last words, and the time for these.
+fn split(time: Duration) -> (Duration, Duration) {
+    let words = LAST_WORDS.min(time / 4);
+    (time - words, words)
+}
+
 /// Ends replies with an error, and connections once their last byte is sent.
-async fn farewell(app: &App) {
+async fn farewell(app: &App, time: Duration) {
+    let start = tokio::time::Instant::now();
     app.cut.cancel();
-    let _ = timeout(LAST_WORDS, app.idle()).await;
+    let _ = timeout_at(start + time / 2, app.idle()).await;
     app.closing.cancel();
     let closed = async {
         while app.metrics.connections.get() > 0 {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    let _ = timeout(LAST_WORDS, closed).await;
+    let _ = timeout_at(start + time, closed).await;
 }
 
 /// The signals that ask a process to end.
@@ -168,4 +199,29 @@ impl Signals {
 
 fn lost(error: std::io::Error) -> Failure {
     Failure::Device(format!("cannot start to serve: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn little_room_is_a_warning_with_the_settings_that_change_it() {
+        let settings =
+            |lanes, max_tokens_default| Settings { lanes, max_tokens_default, ..Settings::default() };
+        assert_eq!(room(1024, 4096, &settings(16, 7)), "16 whole contexts of 4096 fit, for 16 lanes");
+        let told = room(992, 32_768, &settings(16, 4096));
+        assert!(told.starts_with("warning: 1 whole contexts of 32768 fit, for 16 lanes; "), "{told}");
+        assert!(told.contains("4096 tokens, and 15 such replies fit (--max-tokens-default, "), "{told}");
+        assert!(room(1, 64, &settings(2, 4096)).contains("64 tokens, and 1 such replies fit"));
+    }
+
+    #[test]
+    fn last_words_are_part_of_the_time() {
+        for (seconds, words) in [(25.0, 2.0), (3.0, 0.75), (0.0, 0.0)] {
+            let whole = Duration::from_secs_f64(seconds);
+            let (before, last) = split(whole);
+            assert_eq!((before + last, last), (whole, Duration::from_secs_f64(words)));
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! `/metrics`: what the engine and the server have done, in Prometheus' text format.
 
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use prometheus::{
     Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
@@ -14,17 +14,23 @@ use super::state::{App, Phase};
 const EAGER: [&str; 7] =
     ["prompt pass", "first sight", "capture failed", "graphs off", "audit", "image-bearing", "pocketed"];
 
+/// How replies end; each has a series from the start.
+const OUTCOMES: [&str; 7] = ["stop", "length", "cancelled", "slow", "failed", "stopped", "refused"];
+
+/// The status of a request whose client was gone before it had one.
+const GONE: &str = "499";
+
 /// All metrics. Those of the engine are brought up to date when they are asked for.
 pub(crate) struct Metrics {
     registry: Registry,
-    pub(crate) requests: IntCounterVec,
+    requests: IntCounterVec,
+    pub(crate) replies: IntCounterVec,
     pub(crate) first_token: Histogram,
     pub(crate) inter_token: Histogram,
     pub(crate) duration: Histogram,
     pub(crate) prompt_tokens: IntCounter,
     pub(crate) completion_tokens: IntCounter,
     pub(crate) connections: IntGauge,
-    pub(crate) cancelled: IntCounter,
     active: IntGauge,
     ready: IntGauge,
     lanes: IntGauge,
@@ -58,13 +64,13 @@ impl Metrics {
         let lives = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
         let metrics = Metrics {
             requests: labelled("requests_total", "Requests by route and status.", &["route", "status"]),
+            replies: labelled("replies_total", "Replies by how they ended.", &["outcome"]),
             first_token: seconds("time_to_first_token", "From a request to its first token.", &waits),
             inter_token: seconds("inter_token", "From one token of a reply to the next.", &steps),
             duration: seconds("request_duration", "From a request to the end of its reply.", &lives),
             prompt_tokens: counter("prompt_tokens_total", "Tokens of prompts."),
             completion_tokens: counter("completion_tokens_total", "Tokens made."),
             connections: gauge("connections", "Open connections."),
-            cancelled: counter("replies_cancelled_total", "Replies that ended because nobody read them."),
             active: gauge("requests_active", "Requests that are being answered."),
             ready: gauge("ready", "1 if a token can be made."),
             lanes: gauge("lanes", "Lanes in use."),
@@ -91,8 +97,21 @@ impl Metrics {
         EAGER.iter().for_each(|reason| {
             metrics.rounds.with_label_values(&["eager", reason]);
         });
+        OUTCOMES.iter().for_each(|outcome| {
+            metrics.replies.with_label_values(&[outcome]);
+        });
         metrics.requests.with_label_values(&["/health", "200"]);
         metrics
+    }
+
+    /// Counts a request by its route, once it is answered or its client is gone.
+    pub(crate) fn request(&self, route: String) -> Unanswered<'_> {
+        Unanswered { requests: &self.requests, route, status: None }
+    }
+
+    /// Counts replies that have ended.
+    pub(crate) fn ended(&self, outcome: &str, replies: u64) {
+        self.replies.with_label_values(&[outcome]).inc_by(replies);
     }
 
     /// Brings the engine's own counts up to date.
@@ -116,6 +135,27 @@ impl Metrics {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text).expect("memory takes every text");
         text
+    }
+}
+
+/// A request that is counted when it is dropped, with its status if it had an answer.
+pub(crate) struct Unanswered<'a> {
+    requests: &'a IntCounterVec,
+    route: String,
+    status: Option<StatusCode>,
+}
+
+impl Unanswered<'_> {
+    /// Its answer is there.
+    pub(crate) fn answered(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        let status = self.status.as_ref().map_or(GONE, StatusCode::as_str);
+        self.requests.with_label_values(&[self.route.as_str(), status]).inc();
     }
 }
 

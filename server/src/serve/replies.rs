@@ -2,22 +2,22 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::asked::Asked;
 use super::choices::{Choices, Trouble};
 use super::errors::ApiError;
 use super::fields::Ignored;
-use super::sse::{Form, Stream};
+use super::sse::Stream;
 use super::state::{App, Model};
-use super::wire::{Usage, Whole, Wire};
+use super::wire::{Form, Whole, Wire};
 use super::{chat, completions, tokens};
 
 /// Names fields that were accepted without effect.
@@ -50,6 +50,7 @@ pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Resu
 
 /// Whoever finds no seat is told so before anything of the request is read.
 async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
     let model = app.model()?;
     let mut seats = app.seats(1)?;
     let reader = if wire == Wire::Chat { chat::read } else { completions::read };
@@ -62,7 +63,7 @@ async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiE
         ));
     }
     seats.extend(app.seats(replies - 1)?);
-    let choices = Choices::submit(&app, model, &asked, seats)?;
+    let choices = Choices::submit(&app, model, &asked, seats, arrived)?;
     match asked.stream {
         true => Ok(streamed(&app, model, wire, &asked, choices)),
         false => collected(&app, model, wire, &asked, choices).await,
@@ -83,24 +84,15 @@ async fn read<T: Send + 'static>(
 }
 
 fn streamed(app: &Arc<App>, model: &Model, wire: Wire, asked: &Asked, choices: Choices) -> Response {
-    let form = Form {
-        wire,
-        id: new_id(wire),
-        created: now(),
-        model: app.settings.served_name.clone(),
-        seed: asked.seed,
-        replies: asked.replies(),
-        include_usage: asked.include_usage,
-        logprobs: asked.logprobs.is_some(),
-        prompt_tokens: prompt_tokens(asked),
-    };
-    let stream = Stream::new(app, choices, form, model.tokenizer.clone(), app.begin());
+    let (form, tokenizer) = (form(app, wire, asked), model.tokenizer.clone());
+    let stream = Stream::new(app, choices, form, asked.include_usage, tokenizer, app.begin());
     let mut headers = headers(&asked.ignored, "text/event-stream");
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     (headers, Body::new(stream)).into_response()
 }
 
+/// The answer is written where that may take its time.
 async fn collected(
     app: &Arc<App>,
     model: &Model,
@@ -108,25 +100,24 @@ async fn collected(
     asked: &Asked,
     choices: Choices,
 ) -> Result<Response, ApiError> {
-    let wholes = tokio::select! {
-        wholes = collect(choices, asked) => wholes,
-        () = app.cut.cancelled() => Err(Trouble::Stopping),
-    };
-    let wholes = wholes.map_err(|trouble| trouble.told(app))?;
-    let mut usage = Usage::of_prompts(prompt_tokens(asked));
-    wholes.iter().for_each(|whole| usage.add(&whole.end));
-    let logprobs = asked.logprobs.is_some();
-    let choice = |(index, whole)| wire.choice(index, whole, logprobs, &model.tokenizer);
-    let reply = json!({
-        "id": new_id(wire),
-        "object": wire.object(),
-        "created": now(),
-        "model": app.settings.served_name,
-        "choices": wholes.iter().enumerate().map(choice).collect::<Vec<Value>>(),
-        "usage": usage,
-        "seed": i64::try_from(asked.seed).map_or_else(|_| (asked.seed as u64).into(), Value::from),
-    });
-    Ok(whole(&reply, &asked.ignored))
+    let wholes = collect(choices, asked).await.map_err(|trouble| trouble.told(app))?;
+    let (form, tokenizer) = (form(app, wire, asked), model.tokenizer.clone());
+    let written = tokio::task::spawn_blocking(move || form.whole(&wholes, &tokenizer)).await;
+    let body =
+        written.map_err(|_| ApiError::failed("internal", "writing the reply met a fault of our own"))?;
+    Ok((headers(&asked.ignored, "application/json"), body).into_response())
+}
+
+fn form(app: &App, wire: Wire, asked: &Asked) -> Form {
+    Form {
+        wire,
+        id: new_id(wire),
+        created: now(),
+        model: app.settings.served_name.clone(),
+        seed: asked.seed,
+        logprobs: asked.logprobs.is_some(),
+        prompt_tokens: asked.prompts.iter().map(|prompt| prompt.ids.len() as u32).sum(),
+    }
 }
 
 /// Follows all replies to their end.
@@ -160,10 +151,6 @@ fn headers(ignored: &Ignored, kind: &'static str) -> HeaderMap {
         headers.insert(IGNORED, names);
     }
     headers
-}
-
-fn prompt_tokens(asked: &Asked) -> u32 {
-    asked.prompts.iter().map(|prompt| prompt.ids.len() as u32).sum()
 }
 
 fn new_id(wire: Wire) -> String {

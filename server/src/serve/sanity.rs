@@ -26,7 +26,7 @@ pub(crate) async fn reply(app: &Arc<App>) -> Result<(), Failure> {
     let told = |error: ApiError| failed(error.message);
     let asked = asked(model).map_err(told)?;
     let seats = app.seats(asked.replies()).map_err(told)?;
-    let choices = Choices::submit(app, model, &asked, seats).map_err(told)?;
+    let choices = Choices::submit(app, model, &asked, seats, Instant::now()).map_err(told)?;
     let whole = collect(choices, &asked).await.map_err(|trouble| told(trouble.told(app)))?.remove(0);
     if whole.tokens.is_empty() {
         return Err(failed("it has no token".into()));
@@ -61,6 +61,5 @@ fn asked(model: &Model) -> Result<Asked, ApiError> {
         include_usage: false,
         logprobs: Some(0),
         ignored: Ignored::default(),
-        arrived: Instant::now(),
     })
 }

@@ -20,8 +20,8 @@ pub struct Settings {
     pub lanes: usize,
     /// Replies that may wait for a lane.
     pub queue: usize,
-    /// Most tokens of a reply whose request does not say; none: what the context has room for.
-    pub max_tokens_default: Option<u32>,
+    /// Most tokens of a reply whose request does not say, as far as the context has room.
+    pub max_tokens_default: u32,
     /// Whether chat replies begin with reasoning when a request does not say; none: the template decides.
     pub default_thinking: Option<bool>,
     /// Most replies to one prompt.
@@ -36,7 +36,7 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// How long a stream may be silent before a comment is sent; zero is for ever.
     pub keep_alive: Duration,
-    /// How long running replies may go on after the word to stop.
+    /// The longest time from the word to stop to the end of the process.
     pub drain: Duration,
     /// The longest time from a failure of the engine to the end of the process.
     pub failure_exit: Duration,
@@ -56,7 +56,7 @@ impl Default for Settings {
             served_name: "model".into(),
             lanes: 16,
             queue: 256,
-            max_tokens_default: None,
+            max_tokens_default: 4096,
             default_thinking: None,
             max_n: 16,
             body_limit: 4 << 20,
@@ -64,7 +64,7 @@ impl Default for Settings {
             header_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),
             keep_alive: Duration::from_secs(15),
-            drain: Duration::from_secs(30),
+            drain: Duration::from_secs(25),
             failure_exit: Duration::from_secs(10),
             sanity_sha: None,
             config_hash: String::new(),

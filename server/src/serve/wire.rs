@@ -1,11 +1,10 @@
-//! The bodies of replies: OpenAI's shapes, whole and in chunks.
+//! The bodies of whole replies, in OpenAI's two shapes, and what chunks have in common with them.
 
-use runtime::engine::Token;
 use runtime::tokenizer::Tokenizer;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
 
 use super::choices::End;
+use super::logprobs::{Logprobs, Offsets, Scored};
 
 /// Which of the two wires a reply is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,8 +17,51 @@ pub(crate) enum Wire {
 pub(crate) struct Whole {
     pub(crate) reasoning: String,
     pub(crate) content: String,
-    pub(crate) tokens: Vec<Token>,
+    /// Empty unless logprobs were asked for.
+    pub(crate) tokens: Vec<Scored>,
     pub(crate) end: End,
+}
+
+/// A whole answer, but for its replies.
+pub(crate) struct Form {
+    pub(crate) wire: Wire,
+    pub(crate) id: String,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) seed: i128,
+    pub(crate) logprobs: bool,
+    pub(crate) prompt_tokens: u32,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a str,
+    object: &'a str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice<'a>>,
+    usage: Usage,
+    seed: i128,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Message<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: &'a str,
+    token_sha: &'a str,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'a str,
+    content: &'a str,
+    reasoning_content: Option<&'a str>,
+    refusal: (),
 }
 
 /// What a request took.
@@ -34,6 +76,45 @@ pub(crate) struct Usage {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Details {
     reasoning_tokens: u32,
+}
+
+impl Form {
+    /// The answer with these replies, as JSON. With logprobs this takes a while: some microseconds for each token.
+    pub(crate) fn whole(&self, replies: &[Whole], tokenizer: &Tokenizer) -> Vec<u8> {
+        let mut usage = Usage::of_prompts(self.prompt_tokens);
+        replies.iter().for_each(|whole| usage.add(&whole.end));
+        let choices = replies.iter().enumerate().map(|(index, whole)| self.choice(index, whole, tokenizer));
+        let answer = Answer {
+            id: &self.id,
+            object: self.wire.object(),
+            created: self.created,
+            model: &self.model,
+            choices: choices.collect(),
+            usage,
+            seed: self.seed,
+        };
+        serde_json::to_vec(&answer).expect("memory takes every text")
+    }
+
+    fn choice<'a>(&self, index: usize, whole: &'a Whole, tokenizer: &'a Tokenizer) -> Choice<'a> {
+        let Whole { reasoning, content, tokens, end } = whole;
+        let (message, text) = match self.wire {
+            Wire::Chat => {
+                let reasoning_content = end.reasoned.then_some(reasoning.as_str());
+                (Some(Message { role: "assistant", content, reasoning_content, refusal: () }), None)
+            }
+            Wire::Completions => (None, Some(content.as_str())),
+        };
+        let logprobs = || Logprobs::new(self.wire, tokens, &mut Offsets::new(tokenizer), tokenizer);
+        Choice {
+            index,
+            message,
+            text,
+            logprobs: self.logprobs.then(logprobs),
+            finish_reason: end.finish_reason,
+            token_sha: &end.token_sha,
+        }
+    }
 }
 
 impl Usage {
@@ -73,92 +154,13 @@ impl Wire {
             Wire::Completions => "text_completion",
         }
     }
-
-    /// One of the `choices` of a whole reply.
-    pub(crate) fn choice(self, index: usize, whole: &Whole, logprobs: bool, tokenizer: &Tokenizer) -> Value {
-        let Whole { reasoning, content, tokens, end } = whole;
-        let logprobs = if logprobs { self.logprobs(tokens, &mut 0, tokenizer) } else { Value::Null };
-        let mut choice = json!({
-            "index": index,
-            "logprobs": logprobs,
-            "finish_reason": end.finish_reason,
-            "token_sha": end.token_sha,
-        });
-        match self {
-            Wire::Chat => {
-                let reasoning = end.reasoned.then_some(reasoning);
-                choice["message"] = json!({
-                    "role": "assistant", "content": content, "reasoning_content": reasoning, "refusal": null
-                });
-            }
-            Wire::Completions => choice["text"] = content.as_str().into(),
-        }
-        choice
-    }
-
-    /// The `logprobs` of some tokens; `offset` is the place of the first in the text of all, in characters.
-    pub(crate) fn logprobs(self, tokens: &[Token], offset: &mut usize, tokenizer: &Tokenizer) -> Value {
-        match self {
-            Wire::Chat => {
-                let content: Vec<Value> = tokens.iter().map(|token| chat_logprob(token, tokenizer)).collect();
-                json!({"content": content, "refusal": null})
-            }
-            Wire::Completions => {
-                let (mut texts, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
-                for token in tokens {
-                    let text = name(token.id, tokenizer);
-                    let mut top = Map::new();
-                    for &(id, logprob) in &token.top {
-                        top.insert(name(id, tokenizer), number(logprob));
-                    }
-                    top.insert(text.clone(), number(token.logprob));
-                    offsets.push(*offset);
-                    *offset += String::from_utf8_lossy(tokenizer.bytes(token.id)).chars().count();
-                    texts.push(text);
-                    logprobs.push(number(token.logprob));
-                    tops.push(top);
-                }
-                json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
-            }
-        }
-    }
-}
-
-fn chat_logprob(token: &Token, tokenizer: &Tokenizer) -> Value {
-    let entry = |id: u32, logprob: f32| {
-        let bytes = tokenizer.bytes(id);
-        json!({"token": String::from_utf8_lossy(bytes), "logprob": number(logprob), "bytes": bytes})
-    };
-    let mut own = entry(token.id, token.logprob);
-    own["top_logprobs"] = token.top.iter().map(|&(id, logprob)| entry(id, logprob)).collect();
-    own
-}
-
-/// A token as a name: its text, or its bytes if they are no text of their own.
-fn name(id: u32, tokenizer: &Tokenizer) -> String {
-    let bytes = tokenizer.bytes(id);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")),
-    }
-}
-
-/// A log probability. JSON has no infinity; clients expect this number in its place.
-fn number(logprob: f32) -> Value {
-    let held = if logprob.is_finite() { logprob } else { -9999.0 };
-    // The shortest text of the f32, not the digits of the f64 beside it.
-    held.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::json;
 
-    #[test]
-    fn log_probabilities_keep_their_short_text() {
-        assert_eq!(number(-0.1).to_string(), "-0.1");
-        assert_eq!(number(f32::NEG_INFINITY).to_string(), "-9999.0");
-    }
+    use super::*;
 
     #[test]
     fn usage_sums_replies() {

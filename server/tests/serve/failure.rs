@@ -16,7 +16,9 @@ use crate::server::{Server, device, tiny};
 
 crate::tests! {
     streams_end_with_an_error_and_the_process_with_status_3,
-    health_and_readiness_tell_until_the_end;
+    health_and_readiness_tell_until_the_end,
+    failed_replies_leave_a_trace_for_the_operator,
+    a_signal_ends_a_failed_server_at_once;
 }
 
 /// Says to a process of this program that it is a server whose engine will fail, and when it may end, in seconds.
@@ -99,4 +101,26 @@ fn health_and_readiness_tell_until_the_end() {
         "{:?}",
         start.elapsed()
     );
+}
+
+/// A number and a reason: clients know what happened to them, and so must who runs the server.
+fn failed_replies_leave_a_trace_for_the_operator() {
+    let server = doomed("20");
+    server.begin(CHAT, &with(unending(), json!({"n": 2}))).rest_of().unwrap().dead();
+    let metrics = server.metrics();
+    let ended = |outcome: &str| metrics.sum("roundhouse_replies_total", &[("outcome", outcome)]);
+    assert_eq!(["failed", "cancelled", "stop"].map(ended), [2.0, 0.0, 0.0]);
+    server.says("a request failed with 2 of its replies open: ");
+}
+
+/// Whoever sends it has seen enough. The status still tells of the failure.
+fn a_signal_ends_a_failed_server_at_once() {
+    let mut server = doomed("600");
+    server.begin(CHAT, &unending()).rest_of().unwrap().dead();
+    let start = Instant::now();
+    while server.get("/health").status() == 200 && start.elapsed() < Duration::from_secs(2) {}
+    assert_eq!(server.get("/health").status(), 503);
+    server.signal("TERM");
+    let status = server.ended_within(Duration::from_secs(3)).expect("a signal ends it");
+    assert_eq!(status.code(), Some(3), "{}", server.notes().text());
 }

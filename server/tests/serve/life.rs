@@ -20,6 +20,8 @@ crate::tests! {
     a_signal_lets_replies_end_and_takes_no_more,
     a_signal_with_nothing_to_do_ends_at_once,
     replies_that_outlast_the_drain_are_cut_with_an_error,
+    the_process_is_gone_when_the_drain_is_over,
+    a_quick_start_runs_several_replies_and_says_how_many_fit,
     a_second_signal_ends_at_once,
     a_signal_while_loading_ends,
     a_kill_leaves_nothing_behind;
@@ -71,7 +73,7 @@ fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
         }
         assert!(states.is_sorted(), "{states:?}");
         server.post(CHAT, &chat("Spell garden backwards.")).good();
-        assert!(server.notes().text().contains("ready after "), "{}", server.notes().text());
+        server.says("ready after ");
         assert!(!early.contains("reading"), "{early}");
     }
 }
@@ -79,7 +81,7 @@ fn it_listens_before_it_loads_and_is_ready_when_a_token_can_be_made() {
 /// Device and why, the plan, the reading, and that it is ready.
 fn the_start_tells_what_it_does() {
     let server = Server::start(&[]);
-    let text = server.notes().text();
+    let text = server.says("ready after ");
     let mut rest = text.as_str();
     for words in ["listening on http://127.0.0.1:", "device", "memory plan", "of weights", "ready after "] {
         rest = rest
@@ -106,7 +108,7 @@ fn what_does_not_fit_is_told_before_loading() {
 /// The sanity reply is told, and compared if its digest was given.
 fn the_first_reply_is_compared() {
     let server = Server::start(&[]);
-    let text = server.notes().text();
+    let text = server.says("ready after ");
     let is_sha = |word: &&str| {
         word.len() == 12 && word.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     };
@@ -174,7 +176,7 @@ fn replies_that_outlast_the_drain_are_cut_with_an_error() {
     server.signal("TERM");
     stream.rest_of().unwrap().dead();
     assert!(
-        start.elapsed() > Duration::from_millis(900),
+        start.elapsed() > Duration::from_millis(700),
         "cut before the drain was over: {:?}",
         start.elapsed()
     );
@@ -184,6 +186,54 @@ fn replies_that_outlast_the_drain_are_cut_with_an_error() {
     let status = server.ended_within(Duration::from_secs(3)).expect("the drain has an end");
     assert_eq!(status.code(), Some(0), "{}", server.notes().text());
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+/// Whoever gives a time kills what is still there after it. Nobody is left without an answer who can have one.
+fn the_process_is_gone_when_the_drain_is_over() {
+    let mut server = Server::start(&["--drain", "3"]);
+    let mut stream = server.begin(CHAT, &unending());
+    stream.read(3);
+    let body = Ask::post(CHAT, &chat("Hello!")).bytes();
+    let mut half = server.connect();
+    half.send(&body[..body.len() - 5]).unwrap();
+    let mut idle = server.connect();
+    idle.ask(&Ask::get("/health")).good();
+    let start = Instant::now();
+    server.signal("TERM");
+    stream.rest_of().unwrap().dead();
+    assert!(start.elapsed() > Duration::from_secs(2), "{:?}", start.elapsed());
+    let status = server.ended_within(Duration::from_secs(6)).expect("the drain has an end");
+    assert!(start.elapsed() < Duration::from_millis(3100), "{:?}", start.elapsed());
+    assert_eq!(status.code(), Some(0), "{}", server.notes().text());
+    // Half a body: an answer, or the end of the connection, but no wait.
+    if let Ok(told) = half.response() {
+        told.error(503);
+    }
+    assert!(half.is_closed_within(Duration::from_secs(1)) && idle.is_closed_within(Duration::from_secs(1)));
+}
+
+/// A request that does not say how much it wants does not take all there is, and who starts a server with room for few
+/// hears of it.
+fn a_quick_start_runs_several_replies_and_says_how_many_fit() {
+    let mut command = crate::server::bare();
+    command.arg("serve").arg(crate::server::tiny()).args(["--port", "0"]);
+    if crate::server::device() != "host" {
+        command.args(["--memory", "256M"]);
+    }
+    let server = Server::ready(command);
+    let open = with(unending(), json!({"max_tokens": null}));
+    let mut streams: Vec<_> = (0..3).map(|_| server.begin(CHAT, &open)).collect();
+    streams.iter_mut().for_each(|stream| stream.read(3));
+    assert_eq!(server.load().0, 3.0);
+    let said = server.says("ready after ");
+    let line = said.lines().find(|line| line.starts_with("warning: ")).unwrap_or_else(|| panic!("{said}"));
+    for words in
+        ["whole contexts of 32768 fit", "4096 tokens", "--max-tokens-default", "--memory", "--context"]
+    {
+        assert!(line.contains(words), "{words:?} is not in {line:?}");
+    }
+    let said = Server::start(&[]).says("ready after ");
+    assert!(said.contains(" whole contexts of ") && !said.contains("warning"), "{said}");
 }
 
 fn a_second_signal_ends_at_once() {

@@ -1,9 +1,10 @@
 //! Metrics: names and types that do not change unseen, and numbers that add up.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::client::Ask;
 use crate::exposition::Metrics;
 use crate::prompts::{CHAT, COMPLETIONS, chat, completion, unending, with};
 use crate::server::{Server, context};
@@ -12,7 +13,9 @@ crate::tests! {
     names_and_types_are_those_of_the_golden_file,
     numbers_add_up,
     requests_are_counted_by_route_and_status,
+    replies_are_counted_by_how_they_ended,
     gauges_follow_the_load;
+    the_first_token_is_timed_from_the_request_s_arrival,
 }
 
 /// A name that changes empties somebody's dashboard.
@@ -133,6 +136,49 @@ fn requests_are_counted_by_route_and_status() {
     assert_eq!(unknown, 21.0);
 }
 
+/// Whoever is gone before there is an answer was a request too.
+fn replies_are_counted_by_how_they_ended() {
+    let server = Server::start(&[]);
+    let before = server.metrics();
+    server.post(CHAT, &chat("Hello!")).good();
+    server.stream(CHAT, &with(unending(), json!({"n": 2, "max_tokens": 3})));
+    let mut streamed = server.begin(CHAT, &with(unending(), json!({"n": 3})));
+    streamed.read(5);
+    let mut whole = server.connect();
+    whole.send(&Ask::post(CHAT, &unending()).bytes()).unwrap();
+    server.reaches(Duration::from_secs(5), |(lanes, _, _)| lanes == 4.0);
+    drop((streamed, whole));
+    server.idle_within(Duration::from_secs(5));
+    let after = server.metrics();
+    let ended = |outcome: &str| grown(&before, &after, "roundhouse_replies_total", &[("outcome", outcome)]);
+    assert_eq!(["stop", "length", "cancelled"].map(ended), [1.0, 2.0, 4.0]);
+    assert_eq!(["slow", "failed", "stopped", "refused"].map(ended), [0.0; 4]);
+    let requests = |status: &str| {
+        grown(&before, &after, "roundhouse_requests_total", &[("route", CHAT), ("status", status)])
+    };
+    assert_eq!((requests("200"), requests("499")), (3.0, 1.0));
+}
+
+/// Waiting to be read is waiting for the first token.
+fn the_first_token_is_timed_from_the_request_s_arrival() {
+    let server = Server::start(&[]);
+    // Large bodies are read one after the other, and these take long to be refused.
+    let long = json!({"model": "tiny", "prompt": "lamp owl river ".repeat(200_000)});
+    let mut readers: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    for reader in &mut readers {
+        reader.send(&Ask::post(COMPLETIONS, &long).bytes()).unwrap();
+    }
+    let before = server.metrics();
+    let start = Instant::now();
+    let body = with(completion("Hello"), json!({"max_tokens": 1, "user": "x".repeat(300_000)}));
+    server.post(COMPLETIONS, &body).good();
+    let took = start.elapsed().as_secs_f64();
+    readers.iter_mut().for_each(|reader| drop(reader.response().unwrap().names("prompt")));
+    let told = grown(&before, &server.metrics(), "roundhouse_time_to_first_token_seconds_sum", &[]);
+    assert!(took > 0.3, "the test shows a wait: {took} s");
+    assert!(told > 0.7 * took && told < took, "{told} s of {took} s");
+}
+
 fn gauges_follow_the_load() {
     let server = Server::start(&["--lanes", "2", "--queue", "4"]);
     let mut running: Vec<_> = (0..2).map(|_| server.begin(CHAT, &unending())).collect();
@@ -141,7 +187,7 @@ fn gauges_follow_the_load() {
     assert_eq!((lanes, waiting), (2.0, 0.0));
     assert!(pages >= 2.0, "{pages}");
     let mut waits = server.connect();
-    waits.send(&crate::client::Ask::post(CHAT, &chat("Hello!")).bytes()).unwrap();
+    waits.send(&Ask::post(CHAT, &chat("Hello!")).bytes()).unwrap();
     server.reaches(Duration::from_secs(2), |(lanes, waiting, _)| (lanes, waiting) == (2.0, 1.0));
     drop(running);
     waits.response().unwrap().good();

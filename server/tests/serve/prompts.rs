@@ -146,6 +146,7 @@ pub(crate) fn every_kind() -> Vec<Prompt> {
         ("lists of ids", with(completion(""), json!({"prompt": [[17, 259], [925]]}))),
         ("text with logprobs", with(completion("5, 6, 7,"), json!({"logprobs": 2, "stop": "10"}))),
         ("text of bytes", with(bytes_of("🙂漢", 8, 100), json!({"prompt": "x"}))),
+        ("text of bytes with logprobs", with(bytes_of("🙂é", 9, 60), json!({"prompt": "x", "logprobs": 2}))),
     ];
     let chats = chats.into_iter().map(|(name, body)| Prompt { name, path: CHAT, body });
     let texts = texts.into_iter().map(|(name, mut body)| {

@@ -1,5 +1,7 @@
 //! Replies: streamed = whole, in every kind; what stops, what thinks, what is counted.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use crate::client::{Ask, Connection};
@@ -21,7 +23,9 @@ crate::tests! {
     finish_reasons_are_true,
     choices_of_several_prompts_are_in_order,
     legacy_logprobs_line_up_with_the_text,
+    legacy_offsets_count_whole_characters,
     a_silent_stream_is_kept_alive;
+    whole_logprobs_take_little_memory_and_hold_nobody_up,
 }
 
 /// A whole reply and the same one streamed.
@@ -300,6 +304,8 @@ fn finish_reasons_are_true() {
         bounded.post(CHAT, &with(endless(1), json!({"max_tokens": null}))).good()["usage"]["completion_tokens"],
         7
     );
+    let roomy = Server::start(&["--context", "256", "--max-tokens-default", "1000000"]);
+    assert_eq!(roomy.post(CHAT, &open).good()["usage"]["total_tokens"], 256);
     assert_eq!(bounded.post(CHAT, &endless(9)).good()["usage"]["completion_tokens"], 9);
 }
 
@@ -342,6 +348,66 @@ fn legacy_logprobs_line_up_with_the_text() {
         assert!((1..=3).contains(&top.len()), "{top:?}");
         assert_eq!(top.get(token), Some(&logprobs["token_logprobs"][at]), "greedy picks the likeliest");
     }
+}
+
+/// Tokens that are parts of a character begin where it does; what is not in the text takes no place in it.
+fn legacy_offsets_count_whole_characters() {
+    let server = Server::start(&[]);
+    let mut body = bytes_of("é🙂漢", 3, 150);
+    body.as_object_mut().unwrap().remove("messages");
+    body["logit_bias"]["2016"] = 100.into();
+    let body = with(body, json!({"prompt": "x", "logprobs": 0}));
+    let reply = server.post(COMPLETIONS, &body).good();
+    let choice = &reply["choices"][0];
+    let (tokens, offsets) = (&choice["logprobs"]["tokens"], &choice["logprobs"]["text_offset"]);
+    let (mut before, mut parts, mut special) = (Vec::new(), 0, 0);
+    for (token, offset) in tokens.as_array().unwrap().iter().zip(offsets.as_array().unwrap()) {
+        let part = before.utf8_chunks().last().map(|chunk| chunk.invalid()).unwrap_or_default();
+        let open = std::str::from_utf8(part).is_err_and(|error| error.error_len().is_none());
+        let complete = String::from_utf8_lossy(&before).chars().count() - usize::from(open);
+        assert_eq!(offset.as_u64().unwrap() as usize, complete, "{token} behind {before:?}");
+        match token.as_str().unwrap() {
+            name if name.starts_with("<|") => special += 1,
+            name => match name.strip_prefix("bytes:\\x") {
+                Some(hex) => {
+                    before.push(u8::from_str_radix(hex, 16).unwrap());
+                    parts += 1;
+                }
+                None => before.extend_from_slice(name.as_bytes()),
+            },
+        }
+    }
+    assert_eq!(choice["text"], *String::from_utf8_lossy(&before));
+    assert!(parts > 50 && special > 5, "the test shows both: {parts} parts of characters, {special} special");
+}
+
+/// Alternatives of thousands of tokens are much text: it is not held several times over, and others are served while it
+/// is written.
+fn whole_logprobs_take_little_memory_and_hold_nobody_up() {
+    let server = Server::start(&[]);
+    let replies = with(endless(400), json!({"n": 8, "temperature": 1}));
+    // Memory of the model itself is touched by the first that need it.
+    server.post(CHAT, &replies).good();
+    let before = server.peak_bytes();
+    let scored = with(replies, json!({"logprobs": true, "top_logprobs": 20}));
+    let mut whole = server.connect();
+    whole.send(&Ask::post(CHAT, &scored).bytes()).unwrap();
+    let reader = std::thread::spawn(move || whole.response().unwrap().good());
+    let mut slowest = Duration::ZERO;
+    while !reader.is_finished() {
+        let start = Instant::now();
+        server.get("/health").good();
+        slowest = slowest.max(start.elapsed());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let reply = reader.join().unwrap();
+    let told = |choice: &Value| choice["logprobs"]["content"].as_array().unwrap().len();
+    let tokens: usize = reply["choices"].as_array().unwrap().iter().map(told).sum();
+    assert_eq!(tokens, 8 * 400);
+    let per_token = server.peak_bytes().saturating_sub(before) / tokens as u64;
+    // The text itself is some 1700 bytes of each, and there may be a second copy while it grows.
+    assert!(per_token < 8000, "{per_token} bytes for each token");
+    assert!(slowest < Duration::from_millis(150), "/health took {slowest:?}");
 }
 
 /// Nothing is sent while a long prompt is computed, and clients and proxies give up on silence.

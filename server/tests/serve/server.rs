@@ -241,6 +241,20 @@ impl Server {
         }
     }
 
+    /// Waits until it has said `words`; all that it has said. The pipe may be read after an answer.
+    #[track_caller]
+    pub(crate) fn says(&self, words: &str) -> String {
+        let start = Instant::now();
+        loop {
+            let text = self.notes.text();
+            if text.contains(words) {
+                return text;
+            }
+            assert!(start.elapsed() < PATIENCE, "{words:?} is not in {text:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     pub(crate) fn notes(&self) -> &Notes {
         &self.notes
     }
@@ -263,8 +277,17 @@ impl Server {
 
     /// Bytes of memory that are its own now.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most bytes of memory that have been its own at once.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
         let status = fs::read_to_string(self.proc("status")).expect("the server runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a size");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 

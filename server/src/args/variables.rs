@@ -9,7 +9,7 @@ use super::Cli;
 const PREFIX: &str = "ROUNDHOUSE_";
 
 /// The environment variables that `names` holds, told apart into settings and look-alikes.
-pub(crate) struct Settings {
+pub(crate) struct Variables {
     /// Those that some command reads.
     pub(crate) known: Vec<String>,
     /// Those that nothing reads, though they begin like a setting.
@@ -22,15 +22,15 @@ pub(crate) struct Settings {
 pub(crate) const KUBERNETES: &str =
     "Kubernetes sets this for a service of that name; set enableServiceLinks: false in the pod's spec";
 
-impl Settings {
+impl Variables {
     /// Those among variables, which are names and values.
-    pub(crate) fn among(variables: impl Iterator<Item = (String, String)>) -> Settings {
-        let readable = readable_settings();
+    pub(crate) fn among(variables: impl Iterator<Item = (String, String)>) -> Variables {
+        let readable = readable();
         let ours: Vec<(String, String)> = variables.filter(|(name, _)| name.starts_with(PREFIX)).collect();
         let of_kubernetes = ours.iter().any(|(name, value)| is_of_kubernetes(name, value));
         let (known, unknown) =
             ours.into_iter().map(|(name, _)| name).partition(|name| readable.contains(name));
-        Settings { known, unknown, of_kubernetes }
+        Variables { known, unknown, of_kubernetes }
     }
 }
 
@@ -40,7 +40,7 @@ fn is_of_kubernetes(name: &str, value: &str) -> bool {
     name.contains("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || (name.contains("_PORT") && link)
 }
 
-fn readable_settings() -> Vec<String> {
+fn readable() -> Vec<String> {
     let commands = Cli::command();
     let arguments = commands.get_subcommands().flat_map(clap::Command::get_arguments);
     let mut names: Vec<String> =
@@ -59,10 +59,10 @@ mod tests {
     #[test]
     fn environment_settings_that_nothing_reads_are_found() {
         let names = ["PATH", "ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE", "ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"];
-        let settings = Settings::among(names.map(|name| (name.into(), "x".into())).into_iter());
-        assert_eq!(settings.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
-        assert_eq!(settings.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
-        assert!(!settings.of_kubernetes);
+        let variables = Variables::among(names.map(|name| (name.into(), "x".into())).into_iter());
+        assert_eq!(variables.known, ["ROUNDHOUSE_DTYPE", "ROUNDHOUSE_CACHE"]);
+        assert_eq!(variables.unknown, ["ROUNDHOUSE_DTYPES", "ROUNDHOUSE_"]);
+        assert!(!variables.of_kubernetes);
     }
 
     #[test]
@@ -75,8 +75,8 @@ mod tests {
             ("ROUNDHOUSE_PORT", "8000", false),
             ("OTHER_SERVICE_HOST", "10.0.0.1", false),
         ] {
-            let settings = Settings::among([(name.to_owned(), value.to_owned())].into_iter());
-            assert_eq!(settings.of_kubernetes, is, "{name}={value}");
+            let variables = Variables::among([(name.to_owned(), value.to_owned())].into_iter());
+            assert_eq!(variables.of_kubernetes, is, "{name}={value}");
         }
     }
 }
