@@ -10,6 +10,7 @@ mod events;
 mod exposition;
 mod failure;
 mod fields;
+mod giants;
 mod gone;
 mod hostile;
 mod idle;
@@ -51,11 +52,12 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-const MODULES: [(&str, &[Test]); 19] = [
+const MODULES: [(&str, &[Test]); 20] = [
     ("reader", reader::TESTS),
     ("routes", routes::TESTS),
     ("fields", fields::TESTS),
     ("limits", limits::TESTS),
+    ("giants", giants::TESTS),
     ("replies", replies::TESTS),
     ("sampling", sampling::TESTS),
     ("cross", cross::TESTS),
