@@ -14,7 +14,7 @@ fn a_folder_is_described() {
         "tensors      474 in all, experts stored one by one\n",
         "not used: 31 tensors of the draft layer, 3.81 MiB\n",
         "not used: 57 tensors of the vision tower, 2.28 MiB\n",
-        "memory plan  350 MiB of the device, 256 MiB of the host\n",
+        "memory plan  349 MiB of the device, 256 MiB of the host\n",
         "tokenizer  2040 tokens, 14 of them special, last id 2039\n",
         "chat_template.jinja\n",
     ] {

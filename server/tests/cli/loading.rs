@@ -14,7 +14,7 @@ fn a_pipe_gets_the_plan_a_line_before_and_a_line_after() {
     let order = [
         "loading ",
         "device host",
-        "memory plan  350 MiB of the device",
+        "memory plan  349 MiB of the device",
         "reading 25.7 MiB",
         "read 25.7 MiB",
         "length after 1",
