@@ -33,6 +33,7 @@ mod sse;
 mod state;
 mod thinking;
 mod tokens;
+mod trouble;
 mod wire;
 
 use std::net::{SocketAddr, TcpListener};
