@@ -35,6 +35,7 @@ mod state;
 mod tables;
 mod thinking;
 mod tokens;
+mod trouble;
 mod until_dropped;
 mod wire;
 

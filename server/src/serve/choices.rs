@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::http::StatusCode;
 use runtime::engine::{Event, Finished, Gone, Hold, Reason, Sink, Token};
 use tokio::sync::mpsc;
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -19,6 +18,7 @@ use super::errors::ApiError;
 use super::logprobs::Scored;
 use super::state::{App, Model, Seat};
 use super::thinking::{Split, Thinking};
+use super::trouble::Trouble;
 use crate::output::note;
 
 /// Events of one reply that may wait for the client.
@@ -72,18 +72,6 @@ pub(crate) struct End {
     pub(crate) reasoned: bool,
     pub(crate) completion_tokens: u32,
     pub(crate) reasoning_tokens: u32,
-}
-
-/// Why the replies end without a finish.
-#[derive(Debug)]
-pub(crate) enum Trouble {
-    Full,
-    Refused(String),
-    Failed(String),
-    /// The channel was full: the client reads too slowly.
-    Slow,
-    /// The server stops.
-    Stopping,
 }
 
 impl Choices {
@@ -281,34 +269,6 @@ impl Drop for Choices {
     fn drop(&mut self) {
         let open = self.lanes.iter().filter(|lane| !lane.finished).count();
         self.app.metrics.ended(self.outcome, open as u64);
-    }
-}
-
-impl Trouble {
-    /// How the metrics call a reply that ends so.
-    fn outcome(&self) -> &'static str {
-        match self {
-            Trouble::Full | Trouble::Refused(_) => "refused",
-            Trouble::Failed(_) => "failed",
-            Trouble::Slow => "slow",
-            Trouble::Stopping => "stopped",
-        }
-    }
-
-    /// What the client is told.
-    pub(crate) fn told(self, app: &App) -> ApiError {
-        match self {
-            Trouble::Full => app.full(),
-            Trouble::Refused(why) => ApiError::refused(StatusCode::BAD_REQUEST, "refused", why),
-            Trouble::Failed(why) => ApiError::failed("engine_failed", why),
-            Trouble::Slow => {
-                ApiError::failed("slow_reader", "the reply was read too slowly and was called off")
-            }
-            Trouble::Stopping => {
-                ApiError::unavailable("stopping", "the server stopped before the reply was complete")
-                    .closing()
-            }
-        }
     }
 }
 

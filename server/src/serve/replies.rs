@@ -12,11 +12,12 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::asked::Asked;
-use super::choices::{Choices, Trouble};
+use super::choices::Choices;
 use super::errors::ApiError;
 use super::fields::Ignored;
 use super::sse::Stream;
 use super::state::{App, Model};
+use super::trouble::Trouble;
 use super::wire::{Form, Whole, Wire};
 use super::{chat, completions, tokens};
 
