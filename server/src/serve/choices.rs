@@ -16,7 +16,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::asked::{Asked, ReplyForm};
 use super::errors::ApiError;
 use super::logprobs::Scored;
-use super::state::{App, Model, Seat};
+use super::state::{App, Model, Phase, Seat};
 use super::thinking::{Split, Thinking};
 use super::trouble::Trouble;
 use crate::output::note;
@@ -158,7 +158,11 @@ impl Choices {
             return Poll::Ready(Ok(Vec::new()));
         }
         if self.cut.as_mut().poll(context).is_ready() {
-            self.fail(Trouble::Stopping);
+            // What the engine said last may wait behind a client that does not read.
+            self.fail(match self.app.phase() {
+                Phase::Failed(why) => Trouble::Failed(why),
+                _ => Trouble::Stopping,
+            });
         }
         if let Some(trouble) = self.trouble.take() {
             return Poll::Ready(Err(trouble));
@@ -362,7 +366,14 @@ mod tests {
         engine.tells(1, token("a"));
         engine.app.cut.cancel();
         assert!(matches!(poll(&mut choices), Err(Trouble::Stopping)));
+
         drop(choices);
         assert_eq!(engine.ended("stopped"), 2);
+
+        // A server that is cut since its engine failed says so, though it has not heard it from the engine.
+        let (engine, mut choices) = Engine::with(1);
+        engine.app.enter(Phase::Failed("the engine is dead".into()));
+        engine.app.cut.cancel();
+        assert!(matches!(poll(&mut choices), Err(Trouble::Failed(why)) if why == "the engine is dead"));
     }
 }
