@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::Ask;
 use crate::exposition::Metrics;
@@ -162,9 +162,11 @@ fn replies_are_counted_by_how_they_ended() {
 /// Waiting to be read is waiting for the first token.
 fn the_first_token_is_timed_from_the_request_s_arrival() {
     let server = Server::start(&[]);
-    // Large bodies are read one after the other, and these take long to be refused.
-    let long = json!({"model": "tiny", "prompt": "lamp owl river ".repeat(40_000)});
-    let mut readers: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    // Large bodies are read one after the other, and these take long to be read and refused.
+    let many: serde_json::Map<String, Value> =
+        (0..200_000).map(|at| (format!("key{at}"), json!(at))).collect();
+    let long = with(completion("Hello"), json!({"n": 0, "metadata": many}));
+    let mut readers: Vec<_> = (0..12).map(|_| server.connect()).collect();
     for reader in &mut readers {
         reader.send(&Ask::post(COMPLETIONS, &long).bytes()).unwrap();
     }
@@ -173,7 +175,7 @@ fn the_first_token_is_timed_from_the_request_s_arrival() {
     let body = with(completion("Hello"), json!({"max_tokens": 1, "user": "x".repeat(300_000)}));
     server.post(COMPLETIONS, &body).good();
     let took = start.elapsed().as_secs_f64();
-    readers.iter_mut().for_each(|reader| drop(reader.response().unwrap().names("prompt")));
+    readers.iter_mut().for_each(|reader| drop(reader.response().unwrap().names("n")));
     let told = grown(&before, &server.metrics(), "roundhouse_time_to_first_token_seconds_sum", &[]);
     assert!(took > 0.3, "the test shows a wait: {took} s");
     assert!(told > 0.7 * took && told < took, "{told} s of {took} s");
