@@ -82,10 +82,10 @@ __device__ __forceinline__ void up_one(const bf16* gate_up, u32 tile, const bf16
     const Slices slices(hidden, UP_SLICES);
     const Rows row{x, hidden, 1, hidden};
     narrow_product<1, WARPS, 1, 1>(Tiles(gate_up, slices.units).unit(tile, 0), row, slices, 0, slices.count, depend,
-                                [&](u32 g, u32, float gate, float up) {
-                                    const u32 output = tile * PAIRS + g;
-                                    if (output < inner) to[output] = activation(gate, up);
-                                });
+                                   [&](u32 g, u32, float gate, float up) {
+                                       const u32 output = tile * PAIRS + g;
+                                       if (output < inner) to[output] = activation(gate, up);
+                                   });
 }
 
 // blockIdx.x: a tile; blockIdx.y: a place of a row. The next launch may read the lists of chosen experts before it

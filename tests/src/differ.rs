@@ -22,7 +22,7 @@ pub enum Kind {
     F32,
     /// f32 made of a value that was rounded to bf16.
     Wide,
-    /// What only CUDA uses, between the blocks of a launch.
+    /// What each device may leave as it likes.
     Own,
 }
 
