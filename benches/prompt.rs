@@ -5,7 +5,7 @@ use std::time::Duration;
 use benches::{Crowd, Figure, Meter, Unit, note, options, prompt, read_bytes_per_second, round_bytes};
 use benches::{spent_on, tiny};
 use kernels::numerics::ElementType;
-use kernels::tiles::Order;
+use kernels::weight::Order;
 use runtime::open::Opened;
 use runtime::weights::WeightForm;
 

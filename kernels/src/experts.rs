@@ -9,7 +9,7 @@ use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, silu, widened};
 use crate::source;
 use crate::spread;
-use crate::tiles::{Matrix, TILE};
+use crate::weight::{Matrix, TILE};
 
 /// Gate and up projections of each row's experts.
 ///

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::matrix::{Columns, product};
 use crate::numerics::{Element, sigmoid, silu, widened};
 use crate::source::{self, CLUSTER, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
-use crate::tiles::{Matrix, NARROW_ROWS};
+use crate::weight::{Matrix, NARROW_ROWS};
 
 /// Rows that one thread mixes at least.
 const MIX_ROWS: usize = 16;

@@ -43,6 +43,7 @@ pub mod spread;
 pub mod state;
 pub mod table;
 pub mod tiles;
+pub mod weight;
 
 #[doc(hidden)]
 pub use half;

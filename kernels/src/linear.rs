@@ -9,7 +9,7 @@ use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 use crate::matrix::{Columns, product};
 use crate::numerics::{CUTS, Element, narrow, widened};
 use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
-use crate::tiles::{Matrix, NARROW_ROWS};
+use crate::weight::{Matrix, NARROW_ROWS};
 
 /// A linear layer.
 ///

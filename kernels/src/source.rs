@@ -13,7 +13,7 @@ use half::bf16;
 use crate::numerics::Element;
 use crate::{
     advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, random, read,
-    residual, router, rows, sample, tiles,
+    residual, router, rows, sample, tiles, weight,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
@@ -32,6 +32,8 @@ pub const ALL: &[&Definition] = &[
     linear::LinearWidePrompt::<bf16>::DEFINITION,
     linear::LinearCutPrompt::<bf16>::DEFINITION,
     tiles::Pack::<bf16>::DEFINITION,
+    tiles::Pack::<bf16, weight::Fp8>::DEFINITION,
+    tiles::Pack::<bf16, weight::Nvfp4>::DEFINITION,
     conv::Conv::<bf16>::DEFINITION,
     delta::DeltaStep::<bf16>::DEFINITION,
     delta::DeltaReady::<bf16>::DEFINITION,
@@ -202,9 +204,9 @@ mod tests {
         let cluster = INCLUDES.iter().find(|(name, _)| *name == "cluster.cuh").expect("it is listed").1;
         let constants = [
             (cluster, "CLUSTER", CLUSTER as u32),
-            (tiles, "NARROW_ROWS", tiles::NARROW_ROWS as u32),
-            (tiles, "TILE", tiles::TILE as u32),
-            (tiles, "UNIT", tiles::UNIT as u32),
+            (tiles, "NARROW_ROWS", weight::NARROW_ROWS as u32),
+            (tiles, "TILE", weight::TILE as u32),
+            (tiles, "UNIT", weight::UNIT as u32),
             (EXPERTS.text, "PLACES", experts::PLACES),
             (ROUTER.text, "EXPERTS", router::CUDA_EXPERTS),
             (ROUTER.text, "CHOICES", router::CUDA_CHOICES),

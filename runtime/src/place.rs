@@ -6,7 +6,7 @@ use std::fmt;
 
 use graph::{CudaOptions, Device, host::HostOptions};
 use kernels::numerics::ElementType;
-use kernels::tiles::Order;
+use kernels::weight::Order;
 
 use crate::config::ModelConfig;
 use crate::error::Error;

@@ -12,7 +12,8 @@ use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
 use half::bf16;
 use kernels::launch;
 use kernels::numerics::{Element, ElementType};
-use kernels::tiles::{self, Matrix, Order};
+use kernels::tiles;
+use kernels::weight::{Matrix, Order};
 
 use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
 use crate::checkpoint::{Checkpoint, Dtype};
@@ -387,7 +388,9 @@ impl Packing<'_> {
             tensors.read(rows, told)?;
             self.staging.write(self.staging.base(), rows)?;
             let mut emission = Emission::new();
-            let args = tiles::Args::new(&part, self.staging.base(), self.to);
+            let place = |order, base| tiles::Place::new(&part, 1, order, self.element.bytes(), base);
+            let (from, to) = (place(Order::Rows, self.staging.base()), place(Order::Tiles, self.to));
+            let args = tiles::Args::new(&part, 1, from, to);
             launch!(emission, self.element, tiles::Pack, &args)?;
             self.stream.run(emission, &[self.staging.clone(), self.arena.clone()])?;
             self.stream.synchronize()?;

@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use ::kernels::numerics::ElementType;
-use ::kernels::tiles::Order;
+use ::kernels::weight::Order;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Opened, Progress};

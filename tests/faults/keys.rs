@@ -10,7 +10,7 @@ use std::sync::Arc;
 use graph::{Digest, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
-use kernels::tiles::Order;
+use kernels::weight::Order;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};

@@ -12,7 +12,7 @@ use graph::host::HostOptions;
 use graph::{Device, Digest, Emission, Entry, Grid, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
-use kernels::tiles::Order;
+use kernels::weight::Order;
 use planner::{
     ClassId, Effect, Effects, LaneOutcome, Limits, Outcome, Reason, Request, RequestId, Slab, State,
     plan_round, settle,

@@ -5,7 +5,7 @@ use half::bf16;
 use kernels::experts::{DownArgs, ExpertsDown, ExpertsGroup, ExpertsProducts, ExpertsSum, ExpertsUp};
 use kernels::experts::{ExpertsUpPrompt, GroupArgs, ProductsArgs, Sizes, SumArgs, UpArgs};
 use kernels::numerics::Element;
-use kernels::tiles::Matrix;
+use kernels::weight::Matrix;
 use tests::check::{Draw, Scene, close, r16, same};
 
 use crate::ops::formula::{REAL_ROWS, dot, silu, wide};

@@ -6,7 +6,7 @@ use graph::Ptr;
 use half::bf16;
 use kernels::hyper::{DownArgs, MixDown, MixDownPrompt, MixUp, MixUpPrompt, UpArgs};
 use kernels::numerics::Element;
-use kernels::tiles::Matrix;
+use kernels::weight::Matrix;
 use tests::check::{Draw, Scene, Want, close, poisoned, r16, same};
 use tests::differ::Kind;
 

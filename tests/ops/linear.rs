@@ -6,7 +6,7 @@ use graph::{Kernel, Ptr};
 use half::bf16;
 use kernels::linear::{Args, Linear, LinearCut, LinearCutPrompt, LinearPrompt, LinearWide, LinearWidePrompt};
 use kernels::numerics::Element;
-use kernels::tiles::Matrix;
+use kernels::weight::Matrix;
 use tests::check::{Draw, Scene, cancelling, close, same};
 
 use crate::ops::formula::{REAL_ROWS, ROWS, dot, wide};

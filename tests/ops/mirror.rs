@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bytemuck::{Pod, Zeroable};
 use graph::host::{Access, HostOptions};
 use graph::{Device, Fault, Grid, Kernel, Ptr, Source, Twin};
-use kernels::tiles::{Matrix, Order};
+use kernels::weight::{Matrix, Order};
 use tests::check::{Draw, Scene, same};
 use tests::differ::{Kind, differ};
 use tests::mirror::pack;

@@ -3,7 +3,8 @@
 use graph::Ptr;
 use half::bf16;
 use kernels::numerics::Element;
-use kernels::tiles::{Args, Matrix, Order, Pack};
+use kernels::tiles::{Args, Pack, Place};
+use kernels::weight::{Matrix, Order};
 use tests::check::{Draw, Scene, same};
 
 tests::tests! {
@@ -34,7 +35,9 @@ fn check<E: Element>(matrix: Matrix, draw: &mut Draw) {
     let from: Vec<E> = draw.elements(matrix.elements(Order::Rows), 1.0);
     let mut scene = Scene::new();
     let to: Ptr<E> = scene.output("to", matrix.elements(Order::Tiles));
-    let args = Args::new(&matrix, scene.input("from", &from).cast(), to.cast());
+    let place = |order, base| Place::new(&matrix, 1, order, size_of::<E>(), base);
+    let from_at = scene.input("from", &from).cast();
+    let args = Args::new(&matrix, 1, place(Order::Rows, from_at), place(Order::Tiles, to.cast()));
     scene.run::<Pack<E>>(&args);
     same(&format!("{matrix:?}"), &scene.read(to, matrix.elements(Order::Tiles)), &want(&matrix, &from));
 }
@@ -74,7 +77,7 @@ fn a_matrix_packed_in_runs_is_the_matrix_packed_whole() {
 
 fn what_cannot_be_packed_is_refused() {
     let scene = Scene::new();
-    let good = Args { from: Ptr::NULL, to: Ptr::NULL, outputs: 4, groups: 2, columns: 8, cuts: 2 };
+    let good = Args { outputs: 4, groups: 2, columns: 8, cuts: 2, count: 1, ..bytemuck::Zeroable::zeroed() };
     for args in [
         Args { outputs: 0, ..good },
         Args { groups: 0, ..good },

@@ -6,7 +6,7 @@ use graph::host::{HostOptions, POISON};
 use graph::{Arena, Device, Emission, Error, Kernel, Ptr, Stream};
 use kernels::numerics::{Element, ElementType};
 use kernels::table::{Fact, PREVIOUS};
-use kernels::tiles::{Matrix, Order};
+use kernels::weight::{Matrix, Order};
 
 use crate::differ::{Kind, differ};
 use crate::guarded::Guarded;

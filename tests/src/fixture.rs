@@ -7,7 +7,7 @@ use graph::host::HostOptions;
 use graph::{Device, Emission, Exec};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
-use kernels::tiles::Order;
+use kernels::weight::Order;
 use runtime::bundle::Bundle;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use graph::host::HostOptions;
 use graph::{Arena, Device, Emission, Kernel, Stream};
 use kernels::numerics::Element;
-use kernels::tiles::{self, Matrix, Order, Pack};
+use kernels::tiles::{self, Pack, Place};
+use kernels::weight::{Matrix, Order};
 
 /// The device that every new scene is mirrored on.
 static EVERYWHERE: OnceLock<Device> = OnceLock::new();
@@ -59,7 +60,8 @@ pub fn pack<E: Element>(rows: &[E], matrix: &Matrix) -> Vec<E> {
     let count = matrix.elements(Order::Tiles);
     let (from, to) = (arena("rows", rows.len()), arena("tiles", count));
     from.write(from.base().cast(), rows).expect("the rows are written");
-    let args = tiles::Args::new(matrix, from.base(), to.base());
+    let place = |order, arena: &Arena| Place::new(matrix, 1, order, size_of::<E>(), arena.base());
+    let args = tiles::Args::new(matrix, 1, place(Order::Rows, &from), place(Order::Tiles, &to));
     Mirror::new(device.clone()).launch::<Pack<E>>(&args, &[from, to.clone()]).expect("the matrix is packed");
     to.read(to.base().cast(), count).expect("the tiles are read")
 }
