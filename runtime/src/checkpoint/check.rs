@@ -165,7 +165,13 @@ fn claims(config: &ModelConfig, layout: &Layout, specs: &[&Spec], files: &Files)
             }
         }
     }
-    let unsaid = |(spec, ..): &&(&Spec, _, _)| !config.quantisation.iter().any(|claim| covered(claim, spec));
+    // Exports with a converted table often say nothing of it; any word of quantisation is enough for that.
+    let says = |claim: &Claim, spec: &Spec, family: &Family| {
+        covered(claim, spec) && (spec.part == Part::Table || claim.families.contains(family))
+    };
+    let unsaid = |(spec, _, family): &&(&Spec, _, Family)| {
+        !config.quantisation.iter().any(|claim| says(claim, spec, family))
+    };
     match quantised.iter().find(unsaid) {
         None => Ok(()),
         Some((spec, entry, family)) => Err(FormatError::NothingSaid {

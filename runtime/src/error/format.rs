@@ -150,9 +150,8 @@ impl fmt::Display for FormatError {
             ),
             Self::NothingSaid { tensor, stored } => write!(
                 f,
-                "{tensor}, but config.json has no quantization_config and there is no hf_quant_config.json that names \
-                 it; the files hold {stored}; the settings and the weights are of different exports: fetch both again \
-                 from one place"
+                "{tensor}, which no quantization_config in config.json and no hf_quant_config.json names; the files \
+                 hold {stored}; the settings and the weights are of different exports: fetch both again from one place"
             ),
         }
     }
