@@ -1,10 +1,10 @@
 //! A model folder, opened and checked: every tensor is known, placed and of the right shape before a weight is read.
 
+mod check;
 mod files;
 mod header;
 pub mod layout;
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,9 @@ pub use safetensors::Dtype;
 
 use crate::config::{GenerationConfig, ModelConfig};
 use crate::error::LoadError;
+use check::check;
 use files::Files;
-use layout::{Experts, Layout, Matrix, Part, Ple, Spec};
+use layout::{Experts, Layout, Matrix, Part, Ple, Spec, Stored};
 
 /// A checked model folder. Reads are positioned, so that many threads may read at once.
 #[derive(Debug)]
@@ -40,13 +41,15 @@ pub struct Unused<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a model folder and checks settings, file sizes, headers, names, shapes, types and stored hash constants.
+    /// Opens a model folder and checks settings, file sizes, headers, names, shapes, types, formats and stored hash
+    /// constants.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
+        files::refuse_foreign(dir)?;
         let config = ModelConfig::open(dir)?;
         let generation = GenerationConfig::open(dir, &config)?;
         let files = Files::open(dir)?;
-        let layout = Layout::new(&config, |name| files.tensors.contains_key(name));
-        check(dir, &layout, &files)?;
+        let layout = Layout::of_files(&config, &files);
+        check(dir, &config, &layout, &files)?;
         let checkpoint = Self { config, generation, layout, dir: dir.into(), files };
         for ple in checkpoint.layout.layers.iter().filter_map(|layer| layer.ple.as_ref()) {
             checkpoint.check_hash(ple)?;
@@ -57,7 +60,7 @@ impl Checkpoint {
     /// The shape of a model without its weights: the settings of a folder, of which no weight file is looked at.
     pub fn shape_of(dir: &Path, config: ModelConfig) -> Result<Self, LoadError> {
         let generation = GenerationConfig::open(dir, &config)?;
-        let layout = Layout::new(&config, |name| name.ends_with("gate_up_proj"));
+        let layout = Layout::plain(&config, true);
         Ok(Self { config, generation, layout, dir: dir.into(), files: Files::none() })
     }
 
@@ -127,7 +130,7 @@ impl Checkpoint {
         self.read_entry(name, entry, offset, into)
     }
 
-    /// Reads one matrix of one routed expert, whichever way the checkpoint stores its experts.
+    /// Reads one matrix of one routed expert, whichever way the checkpoint stores its experts, in its stored form.
     ///
     /// # Panics
     /// When the layer has no such expert.
@@ -139,16 +142,16 @@ impl Checkpoint {
         into: &mut [u8],
     ) -> Result<(), LoadError> {
         let place = experts.place(expert, matrix);
-        let size = self.expect(place.spec).dtype.bitsize() as u64 / 8;
-        if into.len() as u64 != place.elements as u64 * size {
-            return Err(range_error(
-                &place.spec.name,
-                place.first as u64 * size,
-                into,
-                self.expect(place.spec),
-            ));
+        let bits = match place.spec.stored {
+            Stored::Nvfp4 { .. } => 4,
+            _ => self.expect(place.spec).dtype.bitsize(),
+        };
+        let bytes = |elements: usize| elements as u64 * bits as u64 / 8;
+        let (name, first) = (&place.spec.name, bytes(place.first));
+        if into.len() as u64 != bytes(place.elements) {
+            return Err(range_error(name, first, into, self.expect(place.spec)));
         }
-        self.read_range(&place.spec.name, place.first as u64 * size, into)
+        self.read_range(name, first, into)
     }
 
     fn known(&self, name: &str) -> Result<&TensorEntry, LoadError> {
@@ -203,57 +206,4 @@ impl Checkpoint {
 
 fn range_error(name: &str, offset: u64, into: &[u8], entry: &TensorEntry) -> LoadError {
     LoadError::Range { tensor: name.into(), offset, len: into.len() as u64, bytes: entry.bytes() }
-}
-
-/// Requires that the tensors found are the tensors expected.
-fn check(dir: &Path, layout: &Layout, files: &Files) -> Result<(), LoadError> {
-    let specs = layout.specs();
-    let mut missing = Vec::new();
-    let mut misfit = None;
-    let mut matched = 0;
-    for spec in &specs {
-        match files.tensors.get(&spec.name) {
-            Some(entry) => {
-                matched += 1;
-                misfit = misfit.or_else(|| mismatch(spec, entry, files));
-            }
-            None if spec.required => missing.push(spec.name.clone()),
-            None => {}
-        }
-    }
-    let mut left_over = Vec::new();
-    if matched < files.tensors.len() {
-        let expected: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
-        left_over = surplus(&files.tensors, &expected);
-    }
-    if !missing.is_empty() || !left_over.is_empty() {
-        return Err(LoadError::Tensors { dir: dir.into(), missing, left_over });
-    }
-    misfit.map_or(Ok(()), Err)
-}
-
-fn surplus(found: &HashMap<String, TensorEntry>, expected: &HashSet<&str>) -> Vec<String> {
-    let mut names: Vec<String> =
-        found.keys().filter(|name| !expected.contains(name.as_str())).cloned().collect();
-    names.sort_unstable();
-    names
-}
-
-fn mismatch(spec: &Spec, entry: &TensorEntry, files: &Files) -> Option<LoadError> {
-    let tensor = || spec.name.clone();
-    let path = || files.files[entry.file].path.clone();
-    if !spec.dtypes.contains(&entry.dtype) {
-        return Some(LoadError::Dtype {
-            tensor: tensor(),
-            path: path(),
-            found: entry.dtype,
-            permitted: spec.dtypes,
-        });
-    }
-    (entry.shape != spec.shape).then(|| LoadError::Shape {
-        tensor: tensor(),
-        path: path(),
-        found: entry.shape.clone(),
-        expected: spec.shape.clone(),
-    })
 }

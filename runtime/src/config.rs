@@ -1,6 +1,7 @@
 //! The model's settings: `config.json` and `generation_config.json`, read once, checked, and from then on only fields.
 
 mod generation;
+mod quantisation;
 mod section;
 mod text;
 mod vision;
@@ -14,6 +15,7 @@ use crate::error::{ConfigError, LoadError};
 use section::Section;
 
 pub use generation::GenerationConfig;
+pub use quantisation::{Claim, Covers, Family};
 pub use vision::{MediaTokens, VisionConfig};
 
 /// Everything `config.json` decides about a `qwen4_exp` model.
@@ -98,6 +100,8 @@ pub struct ModelConfig {
     pub mtp_num_hidden_layers: usize,
     /// The vision tower, where the model has one.
     pub vision: Option<VisionConfig>,
+    /// What the settings say about quantised weights. How a weight is read is decided by the files; this is compared.
+    pub quantisation: Vec<Claim>,
 }
 
 /// How a checkpoint means to store its weights.
@@ -203,18 +207,15 @@ pub struct PleConfig {
 }
 
 impl ModelConfig {
-    /// Reads and checks `config.json` of a model folder.
+    /// Reads and checks `config.json` of a model folder, and `hf_quant_config.json` where there is one.
     pub fn open(dir: &Path) -> Result<Self, LoadError> {
         let path = dir.join("config.json");
-        let config =
+        let mut config =
             Self::from_json(&read_text(&path)?).map_err(|problem| LoadError::Config { path, problem })?;
-        let path = dir.join("hf_quant_config.json");
+        let path = dir.join(quantisation::FILE);
         if path.exists() {
-            let method = "see its quant_algo".into();
-            return Err(LoadError::Config {
-                path,
-                problem: ConfigError::Quantised { key: "the file".into(), method },
-            });
+            let claim = quantisation::from_file(&read_text(&path)?);
+            config.quantisation.push(claim.map_err(|problem| LoadError::Config { path, problem })?);
         }
         Ok(config)
     }
@@ -224,13 +225,13 @@ impl ModelConfig {
         let file = section::parse(json)?;
         let mut top = Section::new("", &file);
         top.only_text("model_type", &["qwen4_exp"])?;
-        refuse_quantisation(&mut top)?;
         top.only("tie_word_embeddings", false)?;
         top.only("language_model_only", false)?;
         top.only_list("architectures", &["Qwen4ExpForConditionalGeneration"])?;
         let dtype = section::dtype(&mut top)?;
         let mut config = text::read(top.need_section("text_config")?, dtype)?;
         config.vision = vision::read(&mut top, &config)?;
+        config.quantisation.extend(quantisation::read(&mut top)?);
         top.finish(&["transformers_version"])?;
         Ok(config)
     }
@@ -309,16 +310,6 @@ impl ModelConfig {
         };
         Some(NgramHash::new(&shape, ple.ordinal))
     }
-}
-
-fn refuse_quantisation(top: &mut Section<'_>) -> Result<(), ConfigError> {
-    let Some(mut quantisation) = top.section("quantization_config")? else { return Ok(()) };
-    let named: Vec<String> = ["quant_method", "quant_algo"]
-        .iter()
-        .filter_map(|key| quantisation.text(key).ok().flatten())
-        .collect();
-    let method = if named.is_empty() { "no quant_method given".into() } else { named.join(", ") };
-    Err(ConfigError::Quantised { key: "quantization_config".into(), method })
 }
 
 pub(crate) fn read_text(path: &Path) -> Result<String, LoadError> {

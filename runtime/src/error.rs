@@ -1,15 +1,15 @@
 //! Why a model folder could not be opened: every variant names the file, the key or the tensor.
 
 mod config;
+mod format;
 mod header;
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use safetensors::Dtype;
-
 pub use config::ConfigError;
+pub use format::{FormatError, Located};
 pub use header::HeaderError;
 
 /// A model folder that cannot be loaded. All of these are faults of the input, found before any weight is used.
@@ -116,16 +116,12 @@ pub enum LoadError {
         /// The shape by `config.json`.
         expected: Vec<usize>,
     },
-    /// A tensor is stored in a data type this build does not read.
-    Dtype {
-        /// The tensor.
-        tensor: String,
-        /// The file that holds it.
-        path: PathBuf,
-        /// The type in the file.
-        found: Dtype,
-        /// The types that may stand there.
-        permitted: &'static [Dtype],
+    /// Weights are stored in a form that this build cannot read, or not as the settings say.
+    Format {
+        /// The folder.
+        dir: PathBuf,
+        /// What is wrong.
+        problem: FormatError,
     },
     /// A stored constant of the n-gram hash differs from the one that `config.json` implies.
     HashBuffer {
@@ -177,6 +173,7 @@ impl std::error::Error for LoadError {
             Self::Io { source, .. } | Self::Bytes { source, .. } => Some(source),
             Self::Config { problem, .. } => Some(problem),
             Self::Header { problem, .. } => Some(problem),
+            Self::Format { problem, .. } => Some(problem),
             _ => None,
         }
     }
@@ -248,22 +245,22 @@ impl fmt::Display for LoadError {
                 }
                 Ok(())
             }
-            Self::Shape { tensor, path, found, expected } => write!(
-                f,
-                "tensor {tensor} in {} has shape {found:?}; config.json makes it {expected:?}",
-                path.display()
-            ),
-            Self::Dtype { tensor, path, found, permitted } => {
+            Self::Shape { tensor, path, found, expected } => {
                 write!(
                     f,
-                    "tensor {tensor} in {} is stored as {found}; this build reads it as ",
+                    "tensor {tensor} in {} has shape {found:?}; config.json makes it ",
                     path.display()
                 )?;
-                for (i, dtype) in permitted.iter().enumerate() {
-                    write!(f, "{}{dtype}", if i == 0 { "" } else { " or " })?;
+                match expected.is_empty() {
+                    true => write!(f, "a single value, [] or [1]")?,
+                    false => write!(f, "{expected:?}")?,
                 }
-                Ok(())
+                write!(
+                    f,
+                    "; the settings and the weights are of different models: fetch both again from one place"
+                )
             }
+            Self::Format { dir, problem } => write!(f, "{}: {problem}", dir.display()),
             Self::HashBuffer { tensor, path, found, expected } => write!(
                 f,
                 "tensor {tensor} in {} holds {found:?}; config.json implies {expected:?}; the n-gram table belongs to \

@@ -20,6 +20,7 @@ impl fmt::Display for Checkpoint {
             _ => "stacked in some layers",
         };
         writeln!(f, "tensors      {} in all, experts stored {experts}", self.len())?;
+        writeln!(f, "formats      {}", self.layout.formats)?;
         const PARTS: [(Part, &str); 6] = [
             (Part::Text, "text model"),
             (Part::Table, "n-gram table"),

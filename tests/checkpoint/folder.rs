@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 
 use runtime::checkpoint::{Checkpoint, Dtype};
@@ -35,6 +36,9 @@ pub(crate) struct Tensor {
 
 pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
+/// Types and shapes by name.
+pub(crate) type Heads = BTreeMap<String, (Dtype, Vec<usize>)>;
+
 impl Tensor {
     /// A BF16 tensor's values as F32.
     pub(crate) fn widened(&self) -> Self {
@@ -56,6 +60,13 @@ impl Folder {
             fs::copy(oracle(name).join(file), dir.path().join(file)).unwrap();
         }
         Self { dir }
+    }
+
+    /// A folder with settings and nothing else.
+    pub(crate) fn with_config(config: &Value) -> Self {
+        let folder = Self { dir: tempfile::tempdir().unwrap() };
+        folder.write_json("config.json", config);
+        folder
     }
 
     /// A copy whose tensors are dealt to two files, with an index.
@@ -99,6 +110,23 @@ impl Folder {
             .iter()
             .map(|(name, t)| (name, TensorView::new(t.dtype, t.shape.clone(), &t.data).unwrap()));
         fs::write(self.path(file), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    /// Writes a file of the right header and size, with a hole in place of the weights.
+    pub(crate) fn write_hollow(&self, file: &str, heads: &Heads) {
+        let mut header = serde_json::Map::new();
+        let mut at = 0;
+        for (name, (dtype, shape)) in heads {
+            let end = at + (shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64;
+            let entry = json!({"dtype": dtype.to_string(), "shape": shape, "data_offsets": [at, end]});
+            header.insert(name.clone(), entry);
+            at = end;
+        }
+        let header = Value::from(header).to_string();
+        let mut out = fs::File::create(self.path(file)).unwrap();
+        out.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        out.write_all(header.as_bytes()).unwrap();
+        out.set_len(8 + header.len() as u64 + at).unwrap();
     }
 
     pub(crate) fn edit(&self, file: &str, edit: impl FnOnce(&mut Tensors)) {

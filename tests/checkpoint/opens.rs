@@ -104,23 +104,6 @@ fn what_is_not_used_is_reported() {
 }
 
 #[test]
-fn quantised_checkpoints_are_refused_by_name() {
-    for (name, method) in [("quant_nvfp4", "modelopt, NVFP4"), ("quant_fp8_block", "fp8")] {
-        let message = Checkpoint::open(&oracle(name)).unwrap_err().to_string();
-        assert!(message.contains("quantization_config") && message.contains(method), "{message}");
-        assert!(message.contains("config.json") && message.contains("BF16 and F32"), "{message}");
-    }
-}
-
-#[test]
-fn a_quantisation_file_without_a_setting_is_refused_too() {
-    let folder = Folder::copy_of("no_ple");
-    fs::copy(oracle("quant_nvfp4").join("hf_quant_config.json"), folder.path("hf_quant_config.json"))
-        .unwrap();
-    folder.refused(&["hf_quant_config.json", "quantised"]);
-}
-
-#[test]
 fn reads_outside_a_tensor_are_refused() {
     let checkpoint = Checkpoint::open(&oracle("no_ple")).unwrap();
     let says = |error: runtime::error::LoadError, parts: &[&str]| {

@@ -1,12 +1,11 @@
 //! The published model's size: its parameters by the layout, and its 75,000 tensors through the opening checks.
 
-use std::fs::{self, File};
-use std::io::Write;
-
-use runtime::checkpoint::Checkpoint;
+use runtime::checkpoint::Dtype;
 use runtime::checkpoint::layout::{Experts, Layout, Part, Spec};
 use runtime::config::ModelConfig;
 use serde_json::{Map, Value, json};
+
+use crate::folder::{Folder, Heads, INDEX};
 
 /// The published configuration.
 pub(crate) fn flash_next() -> Value {
@@ -21,7 +20,7 @@ fn elements(spec: &Spec) -> u64 {
 fn the_published_model_has_the_published_number_of_parameters() {
     let config = ModelConfig::from_json(&flash_next().to_string()).unwrap();
     for fused in [true, false] {
-        let layout = Layout::new(&config, |_| fused);
+        let layout = Layout::plain(&config, fused);
         let specs = layout.specs();
         let sum = |part: Part| specs.iter().filter(|s| s.part == part).map(|s| elements(s)).sum::<u64>();
         assert_eq!(sum(Part::Text), 120_795_955_200 + 3_676_300_160 + 1_271_398_400);
@@ -37,36 +36,22 @@ fn the_published_model_has_the_published_number_of_parameters() {
 #[test]
 fn the_published_model_opens_with_all_its_experts_apart() {
     const SHARDS: usize = 64;
-    let dir = tempfile::tempdir().unwrap();
     let config = flash_next();
-    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let layout = Layout::new(&ModelConfig::from_json(&config.to_string()).unwrap(), |_| false);
+    let folder = Folder::with_config(&config);
+    let layout = Layout::plain(&ModelConfig::from_json(&config.to_string()).unwrap(), false);
     let specs: Vec<&Spec> = layout.specs().into_iter().filter(|spec| spec.required).collect();
     assert!(specs.len() > 75_000);
     let mut places = Map::new();
     for (number, specs) in specs.chunks(specs.len().div_ceil(SHARDS)).enumerate() {
         let name = format!("model-{number:05}.safetensors");
-        let mut header = Map::new();
-        let mut at = 0;
-        for spec in specs {
-            let end = at + 2 * elements(spec);
-            header.insert(
-                spec.name.clone(),
-                json!({"dtype": "BF16", "shape": spec.shape, "data_offsets": [at, end]}),
-            );
-            places.insert(spec.name.clone(), name.as_str().into());
-            at = end;
-        }
-        let header = Value::from(header).to_string();
-        let mut file = File::create(dir.path().join(&name)).unwrap();
-        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-        file.write_all(header.as_bytes()).unwrap();
-        file.set_len(8 + header.len() as u64 + at).unwrap();
+        let heads: Heads =
+            specs.iter().map(|spec| (spec.name.clone(), (Dtype::BF16, spec.shape.clone()))).collect();
+        places.extend(heads.keys().map(|tensor| (tensor.clone(), Value::from(name.as_str()))));
+        folder.write_hollow(&name, &heads);
     }
-    fs::write(dir.path().join("model.safetensors.index.json"), json!({"weight_map": places}).to_string())
-        .unwrap();
+    folder.write_json(INDEX, &json!({"weight_map": places}));
 
-    let checkpoint = Checkpoint::open(dir.path()).unwrap_or_else(|error| panic!("{error}"));
+    let checkpoint = folder.open();
     assert_eq!(checkpoint.len(), specs.len());
     let parts = [Part::Text, Part::Table, Part::Draft, Part::Vision];
     assert_eq!(parts.map(|part| checkpoint.bytes(part)).iter().sum::<u64>(), 359_999_962_848);

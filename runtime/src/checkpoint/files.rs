@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::header::Header;
 use crate::config::read_text;
-use crate::error::LoadError;
+use crate::error::{FormatError, LoadError};
 use crate::json::Object;
 
 const SINGLE: &str = "model.safetensors";
@@ -100,8 +100,27 @@ impl Files {
         Ok(all)
     }
 
-    fn name(&self, file: usize) -> String {
+    /// The name of a file.
+    pub(super) fn name(&self, file: usize) -> String {
         self.files[file].path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
+/// Refuses a folder, or what was given for one, that holds weights of another kind of file.
+pub(super) fn refuse_foreign(dir: &Path) -> Result<(), LoadError> {
+    let gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
+    let mut found: Vec<PathBuf> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|item| Some(item.ok()?.path()).filter(|path| gguf(path)))
+        .collect();
+    found.extend(gguf(dir).then(|| dir.into()));
+    match found.iter().min() {
+        Some(path) => {
+            let what = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Err(LoadError::Format { dir: dir.into(), problem: FormatError::Foreign { what, layout: "GGUF" } })
+        }
+        None => Ok(()),
     }
 }
 

@@ -214,12 +214,12 @@ impl<'a> Section<'a> {
     }
 }
 
-fn list<'w>(words: impl Iterator<Item = &'w str>) -> String {
+pub(super) fn list<'w>(words: impl Iterator<Item = &'w str>) -> String {
     words.collect::<Vec<_>>().join(" or ")
 }
 
 /// A value as errors show it.
-fn short(value: &Value) -> String {
+pub(super) fn short(value: &Value) -> String {
     const SHOWN: usize = 60;
     let text = value.to_string();
     if text.chars().count() <= SHOWN { text } else { text.chars().take(SHOWN).chain("...".chars()).collect() }

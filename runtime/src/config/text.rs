@@ -1,5 +1,6 @@
 //! `text_config`: the language model's settings and the rules between them.
 
+use super::quantisation;
 use super::section::{self, Section};
 use super::{LayerKind, ModelConfig, NgramConfig, OutputGate, PleConfig, Rotary, StorageDtype};
 use crate::error::ConfigError;
@@ -39,7 +40,7 @@ pub(super) fn read(
     c.only("mamba_ssm_dtype", "float32")?;
     c.only("indexer_kv_heads", 1)?;
     c.only("mtp_use_dedicated_embeddings", false)?;
-    c.one_of("ple_embedding_dtype", &[("bfloat16", ()), ("float32", ())])?;
+    let quantisation = [quantisation::table(&mut c)?, quantisation::read(&mut c)?];
 
     let vocab_size = c.size("vocab_size", MOST_WIDTH)?;
     let head_dim = c.size("head_dim", MOST_WIDTH)?;
@@ -84,6 +85,7 @@ pub(super) fn read(
         bos_token_id: c.id("bos_token_id", vocab_size)?,
         mtp_num_hidden_layers: draft(&mut c, rotary.theta)?,
         vision: None,
+        quantisation: quantisation.into_iter().flatten().collect(),
     };
     c.finish(&INFORMATIVE)?;
     check(&config)?;

@@ -55,13 +55,6 @@ pub enum ConfigError {
         /// The rule that is broken, with the values.
         rule: String,
     },
-    /// The weights are quantised.
-    Quantised {
-        /// Where that is written.
-        key: String,
-        /// The method it names.
-        method: String,
-    },
 }
 
 impl std::error::Error for ConfigError {}
@@ -82,10 +75,6 @@ impl fmt::Display for ConfigError {
             }
             Self::Range { key, found, rule } => write!(f, "{key} is {found}; it must be {rule}"),
             Self::Relation { rule } => f.write_str(rule),
-            Self::Quantised { key, method } => write!(
-                f,
-                "{key} says that the weights are quantised ({method}); this build reads BF16 and F32 checkpoints"
-            ),
         }
     }
 }

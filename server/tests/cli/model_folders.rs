@@ -29,11 +29,25 @@ fn settings_that_are_no_json_or_hold_what_this_build_cannot_run() {
 }
 
 #[test]
-fn quantised_weights() {
-    for (folder, method) in [("quant_fp8_block", "fp8"), ("quant_nvfp4", "NVFP4")] {
-        let dir = data("oracle/checkpoints").join(folder);
-        run(&mut on("inspect", &dir)).refused(&["quantization_config", method]);
-        run(on("generate", &dir).args(["--ids", "1"])).refused(&["quantization_config", method]);
+fn settings_and_weights_of_different_exports() {
+    let quantised = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
+    Folder::new().with_json(CONFIG, |config| config["quantization_config"] = quantised).refused(&[
+        "quantization_config",
+        "NVFP4",
+        "experts bf16",
+    ]);
+    Folder::new()
+        .with_json(CONFIG, |config| config["quantization_config"] = json!({"quant_method": "awq"}))
+        .refused(&[CONFIG, "quant_method is awq", "fp8 or modelopt or compressed-tensors"]);
+    for (folder, formats) in [
+        (
+            "quant_fp8_block",
+            "experts fp8, shared expert fp8, dense fp8 and bf16, head bf16, table fp8 (one scale)",
+        ),
+        ("quant_nvfp4", "experts nvfp4, shared expert nvfp4, dense nvfp4 and bf16, head bf16, table bf16"),
+    ] {
+        let inspected = run(&mut on("inspect", &data("oracle/checkpoints").join(folder))).good();
+        assert!(inspected.stdout.contains(&format!("formats      {formats}\n")), "{}", inspected.stdout);
     }
 }
 

@@ -36,7 +36,7 @@ tensors! {
 }
 
 impl Draft {
-    pub(super) fn new(at: &Scope, c: &ModelConfig, has: &dyn Fn(&str) -> bool) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let hidden = c.hidden_size;
         let layer = at.within("layers.0.");
         Self {
@@ -49,7 +49,7 @@ impl Draft {
             attn_hyper_connection: HyperConnection::new(&layer.within("attn_hyper_connection."), c),
             attention: SparseAttention::new(&layer.within("self_attn."), c),
             mlp_hyper_connection: HyperConnection::new(&layer.within("mlp_hyper_connection."), c),
-            moe: Moe::new(&layer.within("mlp."), c, has),
+            moe: Moe::new(&layer.within("mlp."), c),
             final_mixer: FinalMixer::new(&at.within("hyper_connection_mixer."), c),
         }
     }

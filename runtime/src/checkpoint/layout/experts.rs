@@ -1,12 +1,12 @@
 //! Tensors of the routed experts, which checkpoints store stacked or one by one.
 
-use super::{Scope, Spec, tensors};
+use super::{Scope, Source, Spec, tensors};
 use crate::config::ModelConfig;
 
 /// The routed experts of a layer.
 #[derive(Debug, Clone)]
 pub enum Experts {
-    /// Stacked.
+    /// Stacked; never quantised.
     Fused {
         /// Gate rows, then up rows, of each expert: `[experts, 2 * width, hidden]`
         gate_up: Spec,
@@ -40,7 +40,7 @@ pub enum Matrix {
     Down,
 }
 
-/// A run of elements inside a tensor.
+/// A run of elements inside a tensor; in a quantised tensor, all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place<'a> {
     /// The tensor.
@@ -52,19 +52,23 @@ pub struct Place<'a> {
 }
 
 impl Experts {
-    pub(super) fn new(at: &Scope, c: &ModelConfig, has: &dyn Fn(&str) -> bool) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let [experts, hidden, width] = [c.num_experts, c.hidden_size, c.moe_intermediate_size];
         let gate_up = at.weight("gate_up_proj", &[experts, 2 * width, hidden]);
         let down = at.weight("down_proj", &[experts, hidden, width]);
-        if has(&gate_up.name) || has(&down.name) {
+        let stacked = match at.source {
+            Source::Nothing { stacked } => stacked,
+            source => source.has(&gate_up.name) || source.has(&down.name),
+        };
+        if stacked {
             return Self::Fused { gate_up, down };
         }
         let expert = |number: usize| {
             let at = at.within(&format!("{number}."));
             Expert {
-                gate: at.weight("gate_proj.weight", &[width, hidden]),
-                up: at.weight("up_proj.weight", &[width, hidden]),
-                down: at.weight("down_proj.weight", &[hidden, width]),
+                gate: at.projection("gate_proj", &[width, hidden]),
+                up: at.projection("up_proj", &[width, hidden]),
+                down: at.projection("down_proj", &[hidden, width]),
             }
         };
         Self::Split((0..experts).map(expert).collect())
@@ -99,7 +103,10 @@ impl Experts {
 
     pub(super) fn gather<'a>(&'a self, specs: &mut Vec<&'a Spec>) {
         match self {
-            Self::Fused { gate_up, down } => specs.extend([gate_up, down]),
+            Self::Fused { gate_up, down } => {
+                gate_up.gather(specs);
+                down.gather(specs);
+            }
             Self::Split(experts) => experts.iter().for_each(|expert| expert.gather(specs)),
         }
     }

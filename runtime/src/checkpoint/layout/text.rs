@@ -177,7 +177,7 @@ tensors! {
 }
 
 impl Layer {
-    pub(super) fn new(at: &Scope, c: &ModelConfig, layer: usize, has: &dyn Fn(&str) -> bool) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig, layer: usize) -> Self {
         let ple = c.ple.iter().find(|ple| ple.layer == layer);
         Self {
             ple: ple.and_then(|ple| Ple::new(&at.within("ple."), c, c.ngram_hash(*ple)?)),
@@ -191,7 +191,7 @@ impl Layer {
                 }
             },
             mlp_hyper_connection: HyperConnection::new(&at.within("mlp_hyper_connection."), c),
-            moe: Moe::new(&at.within("mlp."), c, has),
+            moe: Moe::new(&at.within("mlp."), c),
         }
     }
 
@@ -199,7 +199,7 @@ impl Layer {
         if let Some(ple) = &self.ple {
             ple.dense.gather(specs);
             ple.buffers.gather(specs);
-            specs.extend(&ple.shards);
+            ple.gather_table(specs);
         }
         self.attn_hyper_connection.gather(specs);
         match &self.mixer {
@@ -212,7 +212,7 @@ impl Layer {
 }
 
 impl HyperConnection {
-    pub(super) fn new(at: &Scope, c: &ModelConfig) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let streams = c.streams_width();
         Self {
             hc_norm: at.weight("hc_norm.weight", &[streams]),
@@ -224,7 +224,7 @@ impl HyperConnection {
 }
 
 impl FinalMixer {
-    pub(super) fn new(at: &Scope, c: &ModelConfig) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let HyperConnection { hc_norm, mix_down, mix_up, block_inject } = HyperConnection::new(at, c);
         let block_inject = Spec { required: false, part: Part::Idle, ..block_inject };
         Self { hc_norm, mix_down, mix_up, block_inject }
@@ -232,34 +232,34 @@ impl FinalMixer {
 }
 
 impl LinearAttention {
-    fn new(at: &Scope, c: &ModelConfig) -> Self {
+    fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let [hidden, heads] = [c.hidden_size, c.linear_num_value_heads];
         let [conv, value] = [c.linear_conv_width(), c.linear_value_width()];
         Self {
-            in_proj_qkv: at.weight("in_proj_qkv.weight", &[conv, hidden]),
-            in_proj_z: at.weight("in_proj_z.weight", &[value, hidden]),
-            in_proj_b: at.weight("in_proj_b.weight", &[heads, hidden]),
-            in_proj_a: at.weight("in_proj_a.weight", &[heads, hidden]),
+            in_proj_qkv: at.projection("in_proj_qkv", &[conv, hidden]),
+            in_proj_z: at.projection("in_proj_z", &[value, hidden]),
+            in_proj_b: at.projection("in_proj_b", &[heads, hidden]),
+            in_proj_a: at.projection("in_proj_a", &[heads, hidden]),
             conv1d: at.weight("conv1d.weight", &[conv, 1, c.linear_conv_kernel_dim]),
             a_log: at.weight("A_log", &[heads]),
             dt_bias: at.weight("dt_bias", &[heads]),
             norm: at.weight("norm.weight", &[c.linear_value_head_dim]),
-            out_proj: at.weight("out_proj.weight", &[hidden, value]),
+            out_proj: at.projection("out_proj", &[hidden, value]),
         }
     }
 }
 
 impl SparseAttention {
-    pub(super) fn new(at: &Scope, c: &ModelConfig) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let [hidden, attention, kv] = [c.hidden_size, c.attention_width(), c.kv_width()];
         Self {
-            q_proj: at.weight("q_proj.weight", &[2 * attention, hidden]),
-            k_proj: at.weight("k_proj.weight", &[kv, hidden]),
-            v_proj: at.weight("v_proj.weight", &[kv, hidden]),
-            o_proj: at.weight("o_proj.weight", &[hidden, attention]),
+            q_proj: at.projection("q_proj", &[2 * attention, hidden]),
+            k_proj: at.projection("k_proj", &[kv, hidden]),
+            v_proj: at.projection("v_proj", &[kv, hidden]),
+            o_proj: at.projection("o_proj", &[hidden, attention]),
             q_norm: at.weight("q_norm.weight", &[c.head_dim]),
             k_norm: at.weight("k_norm.weight", &[c.head_dim]),
-            index_qk_proj: at.weight("indexer.index_qk_proj.weight", &[c.index_width(), hidden]),
+            index_qk_proj: at.projection("indexer.index_qk_proj", &[c.index_width(), hidden]),
             index_q_norm: at.weight("indexer.q_layernorm.weight", &[c.indexer_head_dim]),
             index_k_norm: at.weight("indexer.k_layernorm.weight", &[c.indexer_head_dim]),
         }
@@ -267,17 +267,17 @@ impl SparseAttention {
 }
 
 impl Moe {
-    pub(super) fn new(at: &Scope, c: &ModelConfig, has: &dyn Fn(&str) -> bool) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &ModelConfig) -> Self {
         let [hidden, width] = [c.hidden_size, c.shared_expert_intermediate_size];
         Self {
             shared: SharedExpert {
                 router: at.weight("gate.weight", &[c.num_experts, hidden]),
-                gate_proj: at.weight("shared_expert.gate_proj.weight", &[width, hidden]),
-                up_proj: at.weight("shared_expert.up_proj.weight", &[width, hidden]),
-                down_proj: at.weight("shared_expert.down_proj.weight", &[hidden, width]),
+                gate_proj: at.projection("shared_expert.gate_proj", &[width, hidden]),
+                up_proj: at.projection("shared_expert.up_proj", &[width, hidden]),
+                down_proj: at.projection("shared_expert.down_proj", &[hidden, width]),
                 gate: at.weight("shared_expert_gate.weight", &[1, hidden]),
             },
-            experts: Experts::new(&at.within("experts."), c, has),
+            experts: Experts::new(&at.within("experts."), c),
         }
     }
 
@@ -288,14 +288,22 @@ impl Moe {
 }
 
 impl Ple {
-    fn new(at: &Scope, c: &ModelConfig, hash: NgramHash) -> Option<Self> {
+    /// The table's pieces with their scales; a scale that all pieces share comes once.
+    fn gather_table<'a>(&'a self, specs: &mut Vec<&'a Spec>) {
+        for shard in &self.shards {
+            specs.push(shard);
+            specs.extend(shard.stored.own_scales());
+        }
+        specs.extend(self.shards.iter().find_map(|shard| shard.stored.shared_scale()));
+    }
+
+    fn new(at: &Scope<'_>, c: &ModelConfig, hash: NgramHash) -> Option<Self> {
         let ngram = c.ngram?;
         let [hidden, streams, heads] = [c.hidden_size, c.streams_width(), ngram.heads()];
         let table = at.within("ple_embedding.");
         let shard_rows = hash.rows_padded as usize / ngram.split_parts;
         let shards = table.within("ngram_embedding.").of(Part::Table);
-        let shard =
-            |piece: usize| shards.weight(&format!("shard_{piece}.weight"), &[shard_rows, ngram.head_width()]);
+        let shard = |piece: usize| shards.shard(&format!("shard_{piece}"), &[shard_rows, ngram.head_width()]);
         Some(Self {
             dense: PleDense {
                 key_proj: at.weight("key_proj.weight", &[streams, ngram.embed_dim]),

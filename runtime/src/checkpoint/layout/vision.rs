@@ -67,7 +67,7 @@ tensors! {
 }
 
 impl Vision {
-    pub(super) fn new(at: &Scope, c: &VisionConfig) -> Self {
+    pub(super) fn new(at: &Scope<'_>, c: &VisionConfig) -> Self {
         let [width, merged, out] = [c.hidden_size, c.merged_width(), c.out_hidden_size];
         let patch = [width, c.in_channels, c.temporal_patch_size, c.patch_size, c.patch_size];
         Self {
@@ -95,7 +95,7 @@ impl Vision {
 }
 
 impl Block {
-    fn new(at: &Scope, c: &VisionConfig) -> Self {
+    fn new(at: &Scope<'_>, c: &VisionConfig) -> Self {
         let [width, inner] = [c.hidden_size, c.intermediate_size];
         Self {
             norm1_weight: at.weight("norm1.weight", &[width]),
