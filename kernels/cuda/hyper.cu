@@ -57,7 +57,7 @@ __device__ __forceinline__ void down_some(const DownArgs& a, const Rows& x, u32 
                                           float (&parts)[CLUSTER][TILE * DOWN_ROWS / RANKS]) {
     const u32 rank = cluster_rank(blockIdx.y), first = blockIdx.x * TILE;
     const Shares shares(x.columns);
-    const Quad* const tile = Tiles(a.down, shares.slices.units).unit(blockIdx.x, 0);
+    const Tiles<Bf16> w(a.down, gridDim.x, shares.slices.units);
     // A block's memory can be written once it has come.
     cluster_arrive();
     for (u32 part = rank; part < CLUSTER; part += RANKS) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void down_some(const DownArgs& a, const Rows& x, u32 
             follow();
             cluster_wait();
         };
-        narrow_product<NT, DOWN_WARPS, 2, 2>(tile, x, shares.slices, shares.from(part), shares.length(part), depend,
+        narrow_product<Bf16, NT, DOWN_WARPS, 2, 2>(w, blockIdx.x, 0, x, shares.slices, shares.from(part), shares.length(part), depend,
                                           [&](u32 g, u32 r, float low, float high) {
                                               const u32 value = r * TILE + g;
                                               float* const to = peer(&parts[part][value / RANKS], value % RANKS);
@@ -108,7 +108,7 @@ extern "C" __global__ void CLUSTERED_ALONG_Y __launch_bounds__(WARPS * 32, 2) hy
     float own[OWN];
     for (u32 part = rank; part < CLUSTER; part += RANKS) {
         float* const sums = Panel::product(
-            Tiles(a.down, shares.slices.units), tile, ceil_div(outputs, TILE) - 1, 0, [&](u32 i) { return x.row(i); },
+            Tiles<Bf16>(a.down, ceil_div(outputs, TILE), shares.slices.units), tile, ceil_div(outputs, TILE) - 1, 0, [&](u32 i) { return x.row(i); },
             width, x.aligned(), shares.slices, shares.from(part), shares.from(part + 1), Depend());
         cluster_sync();
 #pragma unroll
@@ -156,14 +156,14 @@ extern "C" __global__ void __launch_bounds__(UP_WARPS * 32, 3) hyper_up(UpArgs a
     const u32 lane = lane_id(), g = lane / 4, per = outputs_per_tile(a.streams), tiles = ceil_div(a.hidden, per);
     const u32 tile = blockIdx.x * UP_WARPS + warp_id(), shift = __ffs(per) - 1;
     const Slices slices(a.rank, 1);
-    Stream<UP_UNITS, 3> weights(Tiles(a.up, slices.units).unit(least(tile, tiles - 1), 0), slices.units);
+    Stream<Bf16, UP_UNITS, 3> weights(Tiles<Bf16>(a.up, tiles, slices.units).run(least(tile, tiles - 1), 0), slices.units);
     follow();
     const u32 begin = blockIdx.y * NARROW_ROWS, end = least(a.rows, begin + NARROW_ROWS);
 #pragma unroll 1
     for (u32 first = begin; first < end; first += 8) {
         const Rows low{a.low + (u64)first * a.rank, a.rank, end - first, a.rank};
         // Units that were not all held at once, or were read piece by piece, start anew.
-        if (first > begin && !(slices.units <= UP_UNITS && a.rank % 16 == 0 && low.aligned())) weights.start(weights.from + afresh(0));
+        if (first > begin && !(slices.units <= UP_UNITS && a.rank % 16 == 0 && low.aligned())) weights.start(weights.from.from(afresh(0)));
         const bf16* const x[1] = {low.row(g)};
         bf16 normed[4];
 #pragma unroll
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) hyper_up_prompt(UpAr
     const Slices slices(a.rank, 1);
     const Rows x{a.low + (u64)first_row * a.rank, a.rank, least(a.rows - first_row, Panel::ROWS), a.rank};
     const float* const sums = Panel::product(
-        Tiles(a.up, slices.units), tile, ceil_div(a.hidden, per) - 1, 0, [&](u32 i) { return x.row(i); }, a.rank,
+        Tiles<Bf16>(a.up, ceil_div(a.hidden, per), slices.units), tile, ceil_div(a.hidden, per) - 1, 0, [&](u32 i) { return x.row(i); }, a.rank,
         x.aligned(), slices, 0, slices.count, Depend());
     for (u32 r = warp_id(); r < x.count; r += WARPS)
         for (u32 i = lane_id(); i < Panel::TILES * per; i += 32) {

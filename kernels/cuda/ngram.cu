@@ -8,12 +8,17 @@ struct GatherArgs {
     const u64* multipliers;
     const u64* primes;
     const u64* offsets;
-    const bf16* const* shards;
+    const u8* const* shards;
+    const u8* const* scales;
     bf16* e;
     u64 table_rows, shard_rows;
     u32 width, ngram_size, heads_per_ngram, boundary;
+    float global;
+    u32 zero;
 };
 static_assert(sizeof(GatherArgs) == ARGS_BYTES_ngram_gather);
+static_assert(sizeof(GatherArgs) == ARGS_BYTES_ngram_gather_fp8);
+static_assert(sizeof(GatherArgs) == ARGS_BYTES_ngram_gather_nvfp4);
 
 struct GateArgs {
     RowRange rows;
@@ -41,8 +46,9 @@ struct ConvArgs {
 };
 static_assert(sizeof(ConvArgs) == ARGS_BYTES_ngram_conv);
 
-// One block per row and head. A head without a vocabulary, and a row past the table, are left unwritten.
-extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
+// Calls `copy(to, shard, row)` with all threads of a block for the row of a token and head: one block each. A head
+// without a vocabulary, and a row past the table, are left unwritten.
+template <class Copy> __device__ __forceinline__ void gather(const GatherArgs& a, Copy copy) {
     follow();
     const u64 row = a.rows.first + blockIdx.x;
     const u32 head = blockIdx.y, heads = (a.ngram_size - 1) * a.heads_per_ngram;
@@ -59,8 +65,37 @@ extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
     const i64 rest = (i64)x % prime;
     const u64 found = (u64)(rest < 0 ? rest + prime : rest) + a.offsets[head];
     if (found >= a.table_rows) return;
-    const bf16* const from = a.shards[found / a.shard_rows] + found % a.shard_rows * a.width;
-    copy_row(a.e + (row * heads + head) * a.width, from, a.width);
+    copy(a.e + (row * heads + head) * a.width, found / a.shard_rows, found % a.shard_rows);
+}
+
+// The number of an e4m3 code, and that of an e2m1 code: their bits in the places of an f32, whose exponent is too low.
+__device__ __forceinline__ float e4m3(u32 code) {
+    return mul(__uint_as_float((code & 0x80) << 24 | (code & 0x7f) << 20), __uint_as_float(247u << 23));
+}
+__device__ __forceinline__ float e2m1(u32 code) {
+    return mul(__uint_as_float((code & 8) << 28 | (code & 7) << 22), __uint_as_float(253u << 23));
+}
+
+extern "C" __global__ void __launch_bounds__(64) ngram_gather(GatherArgs a) {
+    gather(a, [&](bf16* to, u64 shard, u64 row) { copy_row(to, (const bf16*)a.shards[shard] + row * a.width, a.width); });
+}
+
+extern "C" __global__ void __launch_bounds__(64) ngram_gather_fp8(GatherArgs a) {
+    gather(a, [&](bf16* to, u64 shard, u64 row) {
+        const u8* const codes = a.shards[shard] + row * a.width;
+        for (u32 i = threadIdx.x; i < a.width; i += 64) to[i] = narrow(mul(e4m3(codes[i]), a.global));
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(64) ngram_gather_nvfp4(GatherArgs a) {
+    gather(a, [&](bf16* to, u64 shard, u64 row) {
+        const u8* const codes = a.shards[shard] + row * (a.width / 2);
+        const u8* const scales = a.scales[shard] + row * (a.width / 16);
+        for (u32 i = threadIdx.x; i < a.width; i += 64) {
+            const float code = e2m1(codes[i / 2] >> i % 2 * 4 & 15);
+            to[i] = narrow(mul(code, mul(e4m3(scales[i / 16]), a.global)));
+        }
+    });
 }
 
 constexpr u32 GATE_THREADS = 320;

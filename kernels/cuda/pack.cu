@@ -1,5 +1,5 @@
 // The twins of kernels/src/tiles.rs, which holds the contract. One block per unit, a warp for each product j.
-#include "tiles.cuh"
+#include "formats.cuh"
 
 struct Place {
     u8* codes;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) pack(Args a) {
         if (!at.row(e / 2 % 2, row) || !at.column(j, e / 4 * 2 + e % 2, column)) continue;
         packed.word[e / 2] |= (u32)from[row * at.columns + column].bits << 16 * (e % 2);
     }
-    ((Quad*)a.to.codes)[at.place() * UNIT_QUADS + j * 32 + lane_id()] = packed;
+    ((Quad*)a.to.codes)[at.place() * 128 + j * 32 + lane_id()] = packed;
 }
 
 extern "C" __global__ void __launch_bounds__(128) pack_fp8(Args a) {

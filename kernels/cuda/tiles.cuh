@@ -1,36 +1,21 @@
 // The product of every kernel with a weight matrix: y[r, o] = sum over k of w[o, k] * x[r, k] on tensor cores.
-// Weights lie in tiles, as kernels/src/tiles.rs says.
+// Weights lie in tiles, as kernels/src/tiles.rs says, in one of the formats of formats.cuh.
 //
 // One order of summation, a function of the widths alone. The units of a sum are cut into slices of equal
 // length, at most so many as the kernel says. A slice is summed unit by unit, a unit in four products of 16
-// columns: lane t owns columns 16t .. 16t + 15 and product j takes 16t + 4j .. 16t + 4j + 3. The slices are then
-// added in order. Columns of x past the last are zero, and so are its rows past the last, which are never stored.
+// columns: lane t owns columns 16t .. 16t + 15 and product j takes 16t + 4j .. 16t + 4j + 3. Where units have scales,
+// each unit is summed by itself and added to its slice with a fused multiply-add. The slices are then added in order,
+// and where rows have numbers, the sum is multiplied by its row's. Columns of x past the last are zero, and so are its rows past the last, which are never stored.
 //
 // Weights are the 16-wide side of a product, rows the 8-wide one. Two ways to walk give the same bits: narrow
 // (a warp per slice, few rows: decode rounds) and wide (many tiles by many rows: prompts).
 #pragma once
-#include "common.cuh"
-#include "ptx.cuh"
+#include "formats.cuh"
 
-constexpr u32 TILE = 16;
-constexpr u32 UNIT = 64;
-constexpr u32 UNIT_QUADS = 128;
 // Rows of a narrow product at most.
 constexpr u32 NARROW_ROWS = 32;
 
 extern __shared__ Quad pool[];
-
-// A packed matrix.
-struct Tiles {
-    const Quad* base;
-    // Units of a tile.
-    u32 units;
-
-    __device__ Tiles(const bf16* base, u32 units) : base((const Quad*)base), units(units) {}
-    __device__ const Quad* unit(u32 tile, u32 unit) const {
-        return base + ((u64)tile * units + unit) * UNIT_QUADS;
-    }
-};
 
 // The rows of a product, row-major.
 struct Rows {
@@ -83,42 +68,60 @@ __device__ __forceinline__ Strip ragged_strip(const bf16* row, u32 from, u32 col
     return strip;
 }
 
-__device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const Strip& x) {
+// Adds a unit's sum to a slice's: rows g in the first two, rows g + 8 in the others.
+template <class F>
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[4], const typename F::Scale& scale) {
+    if constexpr (F::SCALED) {
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) sum[c] = __fmaf_rn(part[c], c < 2 ? scale.low : scale.high, sum[c]);
+    }
+}
+
+// Adds the product of a unit and a tile of 8 rows.
+template <class F>
+__device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const typename F::Scale& scale, const Strip& x) {
+    float part[4] = {};
+    float(&to)[4] = F::SCALED ? part : sum;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j)
-        mma(sum, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
+        mma(to, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
             x.half[j / 2].word[j % 2 * 2 + 1]);
+    add_scaled<F>(sum, part, scale);
 }
 
 // A run of units of one tile on its way through the registers of a warp, DEPTH of them at a time; rows are read LEAD
 // units ahead, if there are no more than eight.
-template <u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
-    Quad held[DEPTH][4];
-    const Quad* from;
+template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
+    Quad held[DEPTH][F::QUADS];
+    typename F::Scale scales[DEPTH];
+    Run<F> from;
     u32 count;
 
     // Starts to read `count` units.
-    __device__ __forceinline__ Stream(const Quad* tile, u32 count) : from(tile + lane_id()), count(count) {
-        start(from);
-    }
+    __device__ __forceinline__ Stream(const Run<F>& run, u32 count) : from(run), count(count) { start(from); }
 
-    __device__ __forceinline__ void start(const Quad* run) {
+    __device__ __forceinline__ void start(const Run<F>& run) {
 #pragma unroll
         for (u32 d = 0; d < DEPTH; ++d)
             if (d < count) load(run, d, d);
     }
 
-    __device__ __forceinline__ void load(const Quad* run, u32 place, u32 unit) {
+    __device__ __forceinline__ void load(const Run<F>& run, u32 place, u32 unit) {
+        run.load(unit, held[place], scales[place]);
+    }
+
+    // The operands of a unit that is held.
+    __device__ __forceinline__ void fragments(u32 place, Quad (&w)[4]) const {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) held[place][j] = load_weight(run + unit * UNIT_QUADS + j * 32);
+        for (u32 j = 0; j < 4; ++j) w[j] = F::fragment(held[place], scales[place], j);
     }
 
     // Adds the products with NT tiles of 8 rows: `x` are this lane's rows g of each, null where there is none;
     // `column` is the first column of the run. Units that are done make place for those of `next`, the same run
-    // of another tile, unless that is null.
+    // of another tile, unless that has no codes.
     template <u32 NT>
     __device__ __forceinline__ void multiply(float (&sums)[NT][4], const bf16* const (&x)[NT], u32 column, u32 columns,
-                                             bool aligned, const Quad* next = nullptr) {
+                                             bool aligned, const Run<F>& next = Run<F>{}) {
         constexpr u32 AHEAD = NT > 1 ? 0 : LEAD;
         const u32 at = column + lane_id() % 4 * 16;
         const u32 whole = aligned && columns % 16 == 0 ? count : 0;
@@ -134,22 +137,27 @@ template <u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
             for (u32 d = 0; d < DEPTH; ++d) {
                 const u32 unit = base + d;
                 if (unit >= whole) break;
+                Quad w[4];
+                fragments(d, w);
                 if constexpr (AHEAD > 0) {
-                    mma_unit(sums[0], held[d], ahead[d % AHEAD]);
+                    mma_unit<F>(sums[0], w, scales[d], ahead[d % AHEAD]);
                     if (d + AHEAD < DEPTH) ahead[d % AHEAD] = strip(0, unit + AHEAD);
                 } else {
 #pragma unroll
-                    for (u32 n = 0; n < NT; ++n) mma_unit(sums[n], held[d], strip(n, unit));
+                    for (u32 n = 0; n < NT; ++n) mma_unit<F>(sums[n], w, scales[d], strip(n, unit));
                 }
                 if (unit + DEPTH < whole) load(from, d, unit + DEPTH);
-                else if (next) load(next, d, d);
+                else if (next.codes) load(next, d, d);
             }
         }
 #pragma unroll 1
         for (u32 unit = whole; unit < count; ++unit) {
             load(from, 0, unit);
+            Quad w[4];
+            fragments(0, w);
 #pragma unroll
-            for (u32 n = 0; n < NT; ++n) mma_unit(sums[n], held[0], ragged_strip(x[n], at + unit * UNIT, columns));
+            for (u32 n = 0; n < NT; ++n)
+                mma_unit<F>(sums[n], w, scales[0], ragged_strip(x[n], at + unit * UNIT, columns));
         }
     }
 };
@@ -182,29 +190,34 @@ __device__ __forceinline__ void add_slices(const float (&sums)[NT][4], u32 buffe
     }
 }
 
-// Narrow: one tile, `tile` being its first unit, by up to 8 * NT rows, a warp per slice, `count` slices from `first`
+// Narrow: tile `tile`, its units from `unit` on, by up to 8 * NT rows, a warp per slice, `count` slices from `first`
 // on; `store` as `add_slices` says. `depend` is called when weights are on their way and before x is read.
-template <u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
-__device__ __forceinline__ void narrow_product(const Quad* tile, const Rows& x, const Slices& slices, u32 first,
-                                               u32 count, Depend depend, Store store) {
+template <class F, u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
+__device__ __forceinline__ void narrow_product(const Tiles<F>& w, u32 tile, u32 unit, const Rows& x, const Slices& slices,
+                                               u32 first, u32 count, Depend depend, Store store) {
     const u32 slice = first + warp_id();
-    Stream<DEPTH, LEAD> weights(tile + slices.from(slice) * UNIT_QUADS, warp_id() < count ? slices.length(slice) : 0);
+    Stream<F, DEPTH, LEAD> weights(w.run(tile, unit + slices.from(slice)),
+                                   warp_id() < count ? slices.length(slice) : 0);
+    const Halves numbers = w.whole(tile);
     depend();
     const bf16* rows[NT];
 #pragma unroll
     for (u32 n = 0; n < NT; ++n) rows[n] = x.row(n * 8 + lane_id() / 4);
     float sums[NT][4] = {};
     weights.multiply(sums, rows, slices.from(slice) * UNIT, x.columns, x.aligned());
-    add_slices<NT, WARPS>(sums, 0, count, x.count, store);
+    add_slices<NT, WARPS>(sums, 0, count, x.count, [&](u32 g, u32 r, float low, float high) {
+        store(g, r, whole<F>(low, numbers.low), whole<F>(high, numbers.high));
+    });
 }
 
-// As `narrow_product` with all slices, for tiles `tile`, `tile + stride`, ... below `tiles`, from unit `unit` of each
-// on: while a tile's slices are added up, the next one's units are on their way. `store(tile, g, r, low, high)`.
-template <u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
-__device__ __forceinline__ void narrow_products(const Tiles& w, u32 tile, u32 tiles, u32 stride, u32 unit, const Rows& x,
-                                                const Slices& slices, Depend depend, Store store) {
+// As `narrow_product` with all slices, for tiles `tile`, `tile + stride`, ... below `tiles`: while a tile's slices are
+// added up, the next one's units are on their way. `store(tile, g, r, low, high)`.
+template <class F, u32 NT, u32 WARPS, u32 DEPTH, u32 LEAD, class Depend, class Store>
+__device__ __forceinline__ void narrow_products(const Tiles<F>& w, u32 tile, u32 tiles, u32 stride, u32 unit,
+                                                const Rows& x, const Slices& slices, Depend depend, Store store) {
     const u32 lane = lane_id(), start = unit + slices.from(warp_id());
-    Stream<DEPTH, LEAD> weights(w.unit(tile, start), slices.length(warp_id()));
+    Stream<F, DEPTH, LEAD> weights(w.run(tile, start), slices.length(warp_id()));
+    Halves numbers = w.whole(tile);
     depend();
     const bf16* rows[NT];
 #pragma unroll
@@ -212,20 +225,24 @@ __device__ __forceinline__ void narrow_products(const Tiles& w, u32 tile, u32 ti
     // Rows that must be read piece by piece take registers that units on their way would need.
     const bool smooth = x.aligned() && x.columns % 16 == 0;
     for (u32 turn = 0; tile < tiles; tile += stride, ++turn) {
-        weights.from = w.unit(tile, start) + lane;
+        weights.from = w.run(tile, start);
         if (!smooth && turn > 0) weights.start(weights.from);
-        const Quad* const next = smooth && tile + stride < tiles ? w.unit(tile + stride, start) + lane : nullptr;
+        Run<F> next = {};
+        if (smooth && tile + stride < tiles) next = w.run(tile + stride, start);
+        if (turn > 0) numbers = w.whole(tile);
         float sums[NT][4] = {};
         weights.multiply(sums, rows, slices.from(warp_id()) * UNIT, x.columns, smooth, next);
         // Two buffers in turn: one is summed while the other fills.
-        add_slices<NT, WARPS>(sums, turn % 2, slices.count, x.count,
-                              [&](u32 g, u32 r, float low, float high) { store(tile, g, r, low, high); });
+        add_slices<NT, WARPS>(sums, turn % 2, slices.count, x.count, [&](u32 g, u32 r, float low, float high) {
+            store(tile, g, r, whole<F>(low, numbers.low), whole<F>(high, numbers.high));
+        });
     }
 }
 
 // Wide: TILES tiles by ROWS rows of x, all slices in turn. Weights and rows pass through a ring of stages in
 // shared memory, a unit each.
-template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide {
+template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide {
+    static constexpr u32 UNIT_QUADS = Tiles<F>::UNIT_QUADS;
     static constexpr u32 WARPS = 8, THREADS = WARPS * 32, TILES = TILES_, ROWS = ROWS_, OUTPUTS = TILES * TILE;
     static constexpr u32 MT = TILES / WARPS_ALONG_TILES, ALONG_ROWS = WARPS / WARPS_ALONG_TILES;
     static constexpr u32 NT = ROWS / 8 / ALONG_ROWS;
@@ -241,7 +258,7 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
     // by rows `row(0 .. ROWS)`, null where there is none, from column 0 on. Leaves sums in shared memory:
     // [ROWS][SUM_PITCH].
     template <class Row, class Depend>
-    __device__ static __forceinline__ float* product(const Tiles& w, u32 tile, u32 last, u32 first, Row row,
+    __device__ static __forceinline__ float* product(const Tiles<F>& w, u32 tile, u32 last, u32 first, Row row,
                                                            u32 columns, bool aligned, const Slices& slices,
                                                            u32 slice_from, u32 slice_to, Depend depend) {
         const u32 lane = lane_id(), g = lane / 4, t = lane % 4;
@@ -260,7 +277,7 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
 #pragma unroll
             for (u32 i = 0; i < TILES * UNIT_QUADS / THREADS; ++i)
                 copy_async(ring + (stage * STAGE + i * THREADS + threadIdx.x) * 16,
-                           w.base + quads[i] + step * UNIT_QUADS, true);
+                           w.codes + quads[i] + step * UNIT_QUADS, true);
         };
 #pragma unroll
         for (u32 step = 0; step + 1 < STAGES; ++step)
@@ -277,7 +294,7 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
                 const bool live = rows[i] != nullptr && at < columns;
                 const u32 place = to + i * (THREADS / 8) * PITCH;
                 if (!live || (aligned && at + 8 <= columns)) {
-                    copy_async(ring + place * 16, live ? (const void*)(rows[i] + at) : w.base, live);
+                    copy_async(ring + place * 16, live ? (const void*)(rows[i] + at) : w.codes, live);
                 } else {
 #pragma unroll 1
                     for (u32 e = 0; e < 8; ++e)
@@ -297,6 +314,13 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
         for (u32 i = 0; i < MT * NT * 4; ++i) total[i / 4 / NT][i / 4 % NT][i % 4] = -0.0f;
         u32 left = slices.per;
         u32 stage = 0, next = STAGES - 1;
+        Run<F> runs[MT];
+        typename F::Scale scales[MT];
+#pragma unroll
+        for (u32 m = 0; m < MT; ++m) {
+            runs[m] = w.run(least(tile + tile_at + m, last), first + unit_from);
+            scales[m] = F::scale(runs[m].scales, 0);
+        }
 #pragma unroll 1
         for (u32 step = 0; step < units; ++step) {
             copy_wait<STAGES - 2>();
@@ -310,6 +334,19 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
             const u32 strips = ring + (stage * STAGE + TILES * UNIT_QUADS + (row_at + g) * PITCH + t * 2) * 16;
             next = stage;
             stage = stage + 1 == STAGES ? 0 : stage + 1;
+            typename F::Scale ahead[MT];
+#pragma unroll
+            for (u32 m = 0; m < MT; ++m) ahead[m] = F::scale(runs[m].scales, step + 1 < units ? step + 1 : step);
+            // Elements come a product at a time; codes, which are fewer, all at once.
+            Quad codes[MT][F::QUADS];
+            if constexpr (F::QUADS < 4) {
+#pragma unroll
+                for (u32 m = 0; m < MT; ++m)
+#pragma unroll
+                    for (u32 i = 0; i < F::QUADS; ++i) codes[m][i] = load_shared(tiles + (m * UNIT_QUADS + i * 32) * 16);
+            }
+            float parts[MT][NT][4] = {};
+            float(&to)[MT][NT][4] = F::SCALED ? parts : sums;
 #pragma unroll
             for (u32 h = 0; h < 2; ++h) {
                 Quad x[NT];
@@ -319,12 +356,20 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
                 for (u32 m = 0; m < MT; ++m)
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        const Quad a = load_shared(tiles + (m * UNIT_QUADS + (h * 2 + j) * 32) * 16);
+                        Quad a;
+                        if constexpr (F::QUADS == 4) a = load_shared(tiles + (m * UNIT_QUADS + (h * 2 + j) * 32) * 16);
+                        else a = F::fragment(codes[m], scales[m], h * 2 + j);
 #pragma unroll
                         for (u32 n = 0; n < NT; ++n)
-                            mma(sums[m][n], a.word[0], a.word[1], a.word[2], a.word[3], x[n].word[j * 2],
+                            mma(to[m][n], a.word[0], a.word[1], a.word[2], a.word[3], x[n].word[j * 2],
                                 x[n].word[j * 2 + 1]);
                     }
+            }
+#pragma unroll
+            for (u32 m = 0; m < MT; ++m) {
+#pragma unroll
+                for (u32 n = 0; n < NT; ++n) add_scaled<F>(sums[m][n], parts[m][n], scales[m]);
+                scales[m] = ahead[m];
             }
             if (--left == 0 || step + 1 == units) {
 #pragma unroll
@@ -340,9 +385,14 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
         __syncthreads();
         float* const out = (float*)pool;
 #pragma unroll
-        for (u32 i = 0; i < MT * NT * 4; ++i) {
-            const u32 m = i / 4 / NT, n = i / 4 % NT, c = i % 4;
-            out[(row_at + n * 8 + t * 2 + c % 2) * SUM_PITCH + (tile_at + m) * TILE + g + c / 2 * 8] = total[m][n][c];
+        for (u32 m = 0; m < MT; ++m) {
+            const Halves numbers = w.whole(least(tile + tile_at + m, last));
+#pragma unroll
+            for (u32 i = 0; i < NT * 4; ++i) {
+                const u32 n = i / 4, c = i % 4;
+                out[(row_at + n * 8 + t * 2 + c % 2) * SUM_PITCH + (tile_at + m) * TILE + g + c / 2 * 8] =
+                    whole<F>(total[m][n][c], c < 2 ? numbers.low : numbers.high);
+            }
         }
         __syncthreads();
         return out;
@@ -350,4 +400,6 @@ template <u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide 
 };
 
 // The usual form: 128 outputs by 64 rows.
-typedef Wide<8, 64, 4, 3> Panel;
+typedef Wide<Bf16, 8, 64, 4, 3> Panel;
+// 128 outputs by 32 rows: where the operands take more registers, or rows are few.
+template <class F> using Part = Wide<F, 8, 32, 8, 4>;

@@ -1,15 +1,18 @@
 //! The experts of a mixture of experts: up and down projections of the chosen and the shared one.
+//!
+//! The routed experts are stored in format F, the shared one in format S; sums with either are those of
+//! [`linear`](crate::linear) layers.
 
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
-use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
+use graph::{Fault, Grid, Kernel, Ptr, Source, Twin, host::Access};
 
-use crate::matrix::{Columns, product};
+use crate::matrix::{Columns, Weights, product};
 use crate::numerics::{CUTS, Element, silu, widened};
-use crate::source;
+use crate::source::{self, PART_ROWS, PART_TILES, part_shared};
 use crate::spread;
-use crate::weight::{Matrix, TILE};
+use crate::weight::{Format, Matrix, Order, Plain, TILE, WeightFormat};
 
 /// Gate and up projections of each row's experts.
 ///
@@ -17,17 +20,17 @@ use crate::weight::{Matrix, TILE};
 /// a[r, j, i] = r16(silu(r16(gate[e] row i . x[r])) * r16(up[e] row i . x[r]))      e = ids[r, j]
 /// s[r, i]    = likewise with the shared expert
 /// ```
-/// Shapes     x: `[rows, hidden]`; gate_up: `[experts, 2 * inner, hidden]`, gate rows first;
-///            shared_gate_up: `[2 * shared_inner, hidden]`, each in the device's order as two groups;
-///            a: `[rows, k, inner]`; s: `[rows, shared_inner]`; all elements; ids: `[rows, k]`; list and starts as
+/// Shapes     x: `[rows, hidden]`, a: `[rows, k, inner]`, s: `[rows, shared_inner]` elements; gate_up:
+///            `[experts, 2 * inner, hidden]` in format F, gate rows first, shared_gate_up: `[2 * shared_inner, hidden]`
+///            in format S, each in the device's order as two groups; ids: `[rows, k]`; list and starts as
 ///            [`ExpertsGroup`] makes them, on the prompt route; null on the other
 /// Domain     ids below experts
 /// Effects    writes all of a and s
 /// Source     MODEL: mixture of experts
-pub struct ExpertsUp<E, const PROMPT: bool = false>(PhantomData<E>);
+pub struct ExpertsUp<E, F = Plain, S = Plain, const PROMPT: bool = false>(PhantomData<(E, F, S)>);
 
 /// The prompt route of [`ExpertsUp`].
-pub type ExpertsUpPrompt<E> = ExpertsUp<E, true>;
+pub type ExpertsUpPrompt<E, F = Plain, S = Plain> = ExpertsUp<E, F, S, true>;
 
 /// Down projections of each row's experts, weighed and summed, cut in two over the inner widths: the decode
 /// route. The launch ahead of it in a round must be [`ExpertsUp`], since it may read ids while that still runs.
@@ -38,13 +41,13 @@ pub type ExpertsUpPrompt<E> = ExpertsUp<E, true>;
 /// ```
 /// The sum over j runs in order, from 0, the shared expert last; nothing is rounded.
 ///
-/// Shapes     a, s, ids: as [`ExpertsUp`]; weights: `[rows, k + 1]` f32; down: `[experts, hidden, inner]`,
-///            shared_down: `[hidden, shared_inner]` elements, each cut, in the device's order; p: `[2, rows, hidden]`
+/// Shapes     a, s, ids: as [`ExpertsUp`]; weights: `[rows, k + 1]` f32; down: `[experts, hidden, inner]` in
+///            format F, shared_down: `[hidden, shared_inner]` in format S, each cut, in the device's order; p: `[2, rows, hidden]`
 ///            f32
 /// Domain     ids below experts; inner and shared_inner are even
 /// Effects    writes all of p
 /// Source     MODEL: mixture of experts, Roundhouse's numerics
-pub struct ExpertsDown<E>(PhantomData<E>);
+pub struct ExpertsDown<E, F = Plain, S = Plain>(PhantomData<(E, F, S)>);
 
 /// The places of a prompt's rows, gathered by expert.
 ///
@@ -66,7 +69,7 @@ pub struct ExpertsGroup;
 /// Shapes     as [`ExpertsDown`] and [`ExpertsGroup`]; products: `[2, rows, k + 1, hidden]` f32
 /// Domain     inner and shared_inner are even
 /// Effects    writes all of products
-pub struct ExpertsProducts<E>(PhantomData<E>);
+pub struct ExpertsProducts<E, F = Plain, S = Plain>(PhantomData<(E, F, S)>);
 
 /// Down projections weighed and summed: the second half of the prompt route of [`ExpertsDown`].
 ///
@@ -198,12 +201,60 @@ pub struct SumArgs {
 
 /// Places that a block of the CUDA twin of [`ExpertsDown`] works on at a time.
 pub(crate) const PLACES: u32 = 11;
-/// Rows that a block of a prompt's twins works on at a time.
-const PART_ROWS: usize = 32;
-/// Tiles of that block.
-const PART_TILES: usize = 8;
-/// Its shared memory: four stages.
-const PART_SHARED: u32 = source::wide_shared(PART_TILES as u32, PART_ROWS as u32, 4);
+
+/// The name of an instance: the format of the routed experts, then that of the shared one; nothing where all is plain.
+macro_rules! named {
+    ($base:literal, $end:literal) => {
+        match (F::FORMAT, S::FORMAT) {
+            (Format::Plain, Format::Plain) => concat!($base, $end),
+            (Format::Plain, Format::Fp8) => concat!($base, "_plain_fp8", $end),
+            (Format::Plain, Format::Nvfp4) => concat!($base, "_plain_nvfp4", $end),
+            (Format::Fp8, Format::Plain) => concat!($base, "_fp8", $end),
+            (Format::Fp8, Format::Fp8) => concat!($base, "_fp8_fp8", $end),
+            (Format::Fp8, Format::Nvfp4) => concat!($base, "_fp8_nvfp4", $end),
+            (Format::Nvfp4, Format::Plain) => concat!($base, "_nvfp4", $end),
+            (Format::Nvfp4, Format::Fp8) => concat!($base, "_nvfp4_fp8", $end),
+            (Format::Nvfp4, Format::Nvfp4) => concat!($base, "_nvfp4_nvfp4", $end),
+        }
+    };
+}
+
+/// Whether CUDA twins read such experts together.
+pub const fn has_twins(routed: Format, shared: Format) -> bool {
+    source_of(routed, shared).is_some()
+}
+
+const fn source_of(routed: Format, shared: Format) -> Option<&'static Source> {
+    Some(match (routed, shared) {
+        (Format::Plain, Format::Plain) => &source::EXPERTS,
+        (Format::Plain, Format::Fp8) => &source::EXPERTS_PLAIN_FP8,
+        (Format::Fp8, Format::Plain) => &source::EXPERTS_FP8,
+        (Format::Fp8, Format::Fp8) => &source::EXPERTS_FP8_FP8,
+        (Format::Nvfp4, Format::Plain) => &source::EXPERTS_NVFP4,
+        (Format::Nvfp4, Format::Fp8) => &source::EXPERTS_NVFP4_FP8,
+        (Format::Nvfp4, Format::Nvfp4) => &source::EXPERTS_NVFP4_NVFP4,
+        (Format::Plain | Format::Fp8, Format::Nvfp4) => return None,
+    })
+}
+
+const fn twin<E: Element>(
+    routed: Format,
+    shared: Format,
+    symbol: &'static str,
+    block: u32,
+    bytes: u32,
+) -> Option<Twin> {
+    match source_of(routed, shared) {
+        Some(source) => source::shared_twin::<E>(source, symbol, block, bytes),
+        None => None,
+    }
+}
+
+/// Shared memory of a prompt's blocks.
+const fn parts_shared(routed: Format, shared: Format) -> u32 {
+    let (a, b) = (part_shared(routed), part_shared(shared));
+    if a > b { a } else { b }
+}
 
 impl Sizes {
     fn check(&self) -> Result<(), String> {
@@ -217,14 +268,27 @@ impl Sizes {
         }
     }
 
-    fn check_cuts(&self) -> Result<(), String> {
+    /// Gate and up projections of a routed expert, and of the shared one.
+    fn up(&self, routed: Format, shared: Format) -> [Matrix; 2] {
+        let matrix = |inner: u32, format| pairs(inner as usize, self.hidden as usize).stored(format);
+        [matrix(self.inner, routed), matrix(self.shared_inner, shared)]
+    }
+
+    /// Down projections of a routed expert, and of the shared one.
+    fn down(&self, routed: Format, shared: Format) -> [Matrix; 2] {
+        let matrix =
+            |inner: u32, format| Matrix::plain(self.hidden as usize, inner as usize).cut().stored(format);
+        [matrix(self.inner, routed), matrix(self.shared_inner, shared)]
+    }
+
+    fn check_cuts(&self, routed: Format, shared: Format) -> Result<(), String> {
         let Sizes { inner, shared_inner, .. } = *self;
-        match [inner, shared_inner].iter().all(|width| width.is_multiple_of(CUTS as u32)) {
-            true => Ok(()),
-            false => Err(format!(
+        if ![inner, shared_inner].iter().all(|width| width.is_multiple_of(CUTS as u32)) {
+            return Err(format!(
                 "inner {inner} and shared_inner {shared_inner} must be multiples of the {CUTS} cuts"
-            )),
+            ));
         }
+        self.down(routed, shared).iter().try_for_each(|matrix| matrix.check(Order::Rows))
     }
 
     /// Runs of rows that the blocks of a prompt's twins share out: of the shared expert, then one per expert.
@@ -237,6 +301,7 @@ impl Sizes {
     fn products<E: Element>(
         &self,
         [a, s, down, shared_down]: [Ptr<u8>; 4],
+        [routed, shared]: [Format; 2],
         ids: &[u32],
         memory: &Access<'_>,
     ) -> Result<Vec<f32>, Fault> {
@@ -245,21 +310,21 @@ impl Sizes {
         let a = widened(memory.read::<E>(a.cast(), rows * k * inner)?);
         let s = widened(memory.read::<E>(s.cast(), rows * shared_inner)?);
         let groups = self.groups(ids, memory)?;
-        let expert = hidden * inner;
-        let down = memory.read::<E>(down.cast(), self.experts as usize * expert)?;
-        let shared = memory.read::<E>(shared_down.cast(), hidden * shared_inner)?;
+        let [routed, shared] = self.down(routed, shared);
+        let down = Weights::<E>::read(&routed, self.experts as usize, down, memory)?;
+        let shared_down = Weights::<E>::read(&shared, 1, shared_down, memory)?;
         let mut products = vec![0.0; CUTS * rows * (k + 1) * hidden];
         for (cut, products) in products.chunks_exact_mut(rows * (k + 1) * hidden).enumerate() {
             let routed = spread::map(groups.iter().collect(), rows * self.work(), |(id, pairs)| {
                 let a = gather(&a, inner, pairs.iter().copied());
-                product(half(&a, inner, cut), half(&down[id * expert..][..expert], inner, cut))
+                product(half(&a, inner, cut), half_of(down.matrix(*id, hidden), inner, cut))
             });
             for ((_, pairs), routed) in groups.iter().zip(&routed) {
                 for (pair, routed) in pairs.iter().zip(routed.chunks_exact(hidden)) {
                     products[(pair / k * (k + 1) + pair % k) * hidden..][..hidden].copy_from_slice(routed);
                 }
             }
-            let shared = product(half(&s, shared_inner, cut), half(shared, shared_inner, cut));
+            let shared = product(half(&s, shared_inner, cut), half_of(shared_down, shared_inner, cut));
             for (r, shared) in shared.chunks_exact(hidden).enumerate() {
                 products[(r * (k + 1) + k) * hidden..][..hidden].copy_from_slice(shared);
             }
@@ -286,19 +351,24 @@ impl Sizes {
     }
 }
 
-impl<E: Element, const PROMPT: bool> Kernel for ExpertsUp<E, PROMPT> {
+impl<E: Element, F: WeightFormat, S: WeightFormat, const PROMPT: bool> Kernel for ExpertsUp<E, F, S, PROMPT> {
     type Args = UpArgs;
-    const NAME: &'static str = if PROMPT { "experts_up_prompt" } else { "experts_up" };
+    const NAME: &'static str = match PROMPT {
+        true => named!("experts_up", "_prompt"),
+        false => named!("experts_up", ""),
+    };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::shared_twin::<E>(
-        &source::EXPERTS,
+    const TWIN: Option<Twin> = twin::<E>(
+        F::FORMAT,
+        S::FORMAT,
         Self::NAME,
         256,
-        if PROMPT { PART_SHARED } else { 8 * 8 * 16 * 4 },
+        if PROMPT { parts_shared(F::FORMAT, S::FORMAT) } else { 8 * 8 * 16 * 4 },
     );
 
     fn check(args: &UpArgs) -> Result<(), String> {
         args.sizes.check()?;
+        args.sizes.up(F::FORMAT, S::FORMAT).iter().try_for_each(|matrix| matrix.check(Order::Rows))?;
         match PROMPT && (args.list.is_null() || args.starts.is_null()) {
             true => Err("a prompt needs the list of places by expert".into()),
             false => Ok(()),
@@ -320,23 +390,22 @@ impl<E: Element, const PROMPT: bool> Kernel for ExpertsUp<E, PROMPT> {
         let (inner, shared_inner) = (sizes.inner as usize, sizes.shared_inner as usize);
         let x = widened(memory.read::<E>(args.x.cast(), rows * hidden)?);
         let groups = sizes.groups(memory.read(args.ids, rows * k)?, memory)?;
-        let expert = 2 * inner * hidden;
-        let gate_up = memory.read::<E>(args.gate_up.cast(), sizes.experts as usize * expert)?;
-        let shared = memory.read::<E>(args.shared_gate_up.cast(), 2 * shared_inner * hidden)?;
+        let [routed, shared] = sizes.up(F::FORMAT, S::FORMAT);
+        let gate_up = Weights::<E>::read(&routed, sizes.experts as usize, args.gate_up, memory)?;
+        let shared = Weights::<E>::read(&shared, 1, args.shared_gate_up, memory)?;
         let a = memory.write::<E>(args.a.cast(), rows * k * inner)?;
         let s = memory.write::<E>(args.s.cast(), rows * shared_inner)?;
 
         let products = spread::map(groups, 2 * rows * sizes.work(), |(id, pairs)| {
             let x = gather(&x, hidden, pairs.iter().map(|pair| pair / k));
-            let weights = Columns::all(&gate_up[id * expert..][..expert], hidden);
-            (product(Columns::all(&x, hidden), weights), pairs)
+            (product(Columns::all(&x, hidden), gate_up.matrix(id, 2 * inner)), pairs)
         });
         for (y, pairs) in products {
             for (i, pair) in pairs.iter().enumerate() {
                 activate(&y[i * 2 * inner..], &mut a[pair * inner..][..inner]);
             }
         }
-        let y = product(Columns::all(&x, hidden), Columns::all(shared, hidden));
+        let y = product(Columns::all(&x, hidden), shared);
         for (r, s) in s.chunks_exact_mut(shared_inner).enumerate() {
             activate(&y[r * 2 * shared_inner..], s);
         }
@@ -344,15 +413,15 @@ impl<E: Element, const PROMPT: bool> Kernel for ExpertsUp<E, PROMPT> {
     }
 }
 
-impl<E: Element> Kernel for ExpertsDown<E> {
+impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, S> {
     type Args = DownArgs;
-    const NAME: &'static str = "experts_down";
+    const NAME: &'static str = named!("experts_down", "");
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::twin::<E>(&source::EXPERTS, Self::NAME, PLACES * 32);
+    const TWIN: Option<Twin> = twin::<E>(F::FORMAT, S::FORMAT, Self::NAME, PLACES * 32, 0);
 
     fn check(args: &DownArgs) -> Result<(), String> {
         args.sizes.check()?;
-        args.sizes.check_cuts()
+        args.sizes.check_cuts(F::FORMAT, S::FORMAT)
     }
 
     fn grid(args: &DownArgs) -> Grid {
@@ -365,7 +434,12 @@ impl<E: Element> Kernel for ExpertsDown<E> {
         let (rows, hidden, places) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize + 1);
         let weights = memory.read(args.weights, rows * places)?;
         let ids = memory.read(args.ids, rows * sizes.k as usize)?;
-        let products = sizes.products::<E>([args.a, args.s, args.down, args.shared_down], ids, memory)?;
+        let products = sizes.products::<E>(
+            [args.a, args.s, args.down, args.shared_down],
+            [F::FORMAT, S::FORMAT],
+            ids,
+            memory,
+        )?;
         let p = memory.write(args.p, CUTS * rows * hidden)?;
         sum(&products, weights, places, hidden, p);
         Ok(())
@@ -407,15 +481,16 @@ impl Kernel for ExpertsGroup {
     }
 }
 
-impl<E: Element> Kernel for ExpertsProducts<E> {
+impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsProducts<E, F, S> {
     type Args = ProductsArgs;
-    const NAME: &'static str = "experts_products";
+    const NAME: &'static str = named!("experts_products", "");
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = source::shared_twin::<E>(&source::EXPERTS, Self::NAME, 256, PART_SHARED);
+    const TWIN: Option<Twin> =
+        twin::<E>(F::FORMAT, S::FORMAT, Self::NAME, 256, parts_shared(F::FORMAT, S::FORMAT));
 
     fn check(args: &ProductsArgs) -> Result<(), String> {
         args.sizes.check()?;
-        args.sizes.check_cuts()
+        args.sizes.check_cuts(F::FORMAT, S::FORMAT)
     }
 
     fn grid(args: &ProductsArgs) -> Grid {
@@ -434,7 +509,12 @@ impl<E: Element> Kernel for ExpertsProducts<E> {
                 ids[pair as usize] = expert as u32;
             }
         }
-        let products = sizes.products::<E>([args.a, args.s, args.down, args.shared_down], &ids, memory)?;
+        let products = sizes.products::<E>(
+            [args.a, args.s, args.down, args.shared_down],
+            [F::FORMAT, S::FORMAT],
+            &ids,
+            memory,
+        )?;
         memory.write(args.products, CUTS * rows * (k + 1) * hidden)?.copy_from_slice(&products);
         Ok(())
     }
@@ -488,6 +568,11 @@ fn pairs(inner: usize, columns: usize) -> Matrix {
 fn half<T>(matrix: &[T], inner: usize, cut: usize) -> Columns<'_, T> {
     let half = inner / CUTS;
     Columns { matrix, inner, from: cut * half, to: (cut + 1) * half }
+}
+
+/// Columns of half `cut` of weights of `inner` columns.
+fn half_of<E: Element>(weights: Weights<'_, E>, inner: usize, cut: usize) -> Weights<'_, E> {
+    weights.columns(cut * inner / CUTS, (cut + 1) * inner / CUTS)
 }
 
 /// The named rows of `x`, one after another.

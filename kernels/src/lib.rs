@@ -13,6 +13,8 @@
 //!
 //! Outside of rounds: [`random`] makes values, [`read`] measures memory.
 //!
+//! Weights: [`weight`] says what a matrix is and how it is stored, [`tiles`] packs it, [`quant`] quantises it.
+//!
 //! The CUDA twins lie beside the crate's sources, in files of the same names; [`source`] lists them.
 
 pub mod advance;
@@ -30,6 +32,7 @@ pub mod linear;
 pub mod matrix;
 pub mod ngram;
 pub mod numerics;
+pub mod quant;
 pub mod random;
 pub mod read;
 pub mod residual;
@@ -48,10 +51,58 @@ pub mod weight;
 #[doc(hidden)]
 pub use half;
 
-/// Launches the instance of a generic kernel for a run-time element type:
-/// `launch!(emission, element, module::Kernel, &args)`.
+/// Launches the instance of a generic kernel for a run-time element type, and for run-time formats of weights:
+///
+/// ```text
+/// launch!(emission, element, module::Kernel, &args)
+/// launch!(emission, element, [format], module::Kernel, &args)
+/// launch!(emission, element, [routed, shared], module::Kernel, &args)
+/// ```
 #[macro_export]
 macro_rules! launch {
+    ($emission:expr, $element:expr, [$format:expr], $($kernel:ident)::+, $args:expr) => {
+        match $format {
+            $crate::weight::Format::Plain => $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Plain),
+            $crate::weight::Format::Fp8 => $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Fp8),
+            $crate::weight::Format::Nvfp4 => $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Nvfp4),
+        }
+    };
+    ($emission:expr, $element:expr, [$routed:expr, $shared:expr], $($kernel:ident)::+, $args:expr) => {
+        match $routed {
+            $crate::weight::Format::Plain => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Plain, $shared)
+            }
+            $crate::weight::Format::Fp8 => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Fp8, $shared)
+            }
+            $crate::weight::Format::Nvfp4 => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, Nvfp4, $shared)
+            }
+        }
+    };
+    (@ $emission:expr, $element:expr, $($kernel:ident)::+, $args:expr, $first:ident, $second:expr) => {
+        match $second {
+            $crate::weight::Format::Plain => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, $first Plain)
+            }
+            $crate::weight::Format::Fp8 => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, $first Fp8)
+            }
+            $crate::weight::Format::Nvfp4 => {
+                $crate::launch!(@ $emission, $element, $($kernel)::+, $args, $first Nvfp4)
+            }
+        }
+    };
+    (@ $emission:expr, $element:expr, $($kernel:ident)::+, $args:expr, $($format:ident)+) => {
+        match $element {
+            $crate::numerics::ElementType::F32 => {
+                $emission.launch::<$($kernel)::+<f32, $($crate::weight::$format),+>>($args)
+            }
+            $crate::numerics::ElementType::Bf16 => {
+                $emission.launch::<$($kernel)::+<$crate::half::bf16, $($crate::weight::$format),+>>($args)
+            }
+        }
+    };
     ($emission:expr, $element:expr, $($kernel:ident)::+, $args:expr) => {
         match $element {
             $crate::numerics::ElementType::F32 => $emission.launch::<$($kernel)::+<f32>>($args),

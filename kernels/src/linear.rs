@@ -1,24 +1,30 @@
 //! Linear layers: a weight matrix applied to every row. Each has two routes, which differ in how a CUDA device
 //! walks the matrix and in no bit of the result: one for decode rounds, which have few rows, and one for prompts.
+//!
+//! The matrix is stored in any [`Format`]; w in a formula is the number that its code and scales stand for. The host
+//! makes that number in f32 and sums with it. A CUDA device sums products with what is exact in bf16: with codes of
+//! fp8 in units of 64 columns, each sum times its scale; with code times scale of nvfp4, the row's sum times its global.
 
 use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 use graph::{Fault, Grid, Kernel, Ptr, Twin, host::Access};
 
-use crate::matrix::{Columns, product};
+use crate::matrix::{Columns, Weights, product};
 use crate::numerics::{CUTS, Element, narrow, widened};
-use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES};
-use crate::weight::{Matrix, NARROW_ROWS};
+use crate::source::{self, PANEL_ROWS, PANEL_SHARED, PANEL_TILES, PART_ROWS, PART_TILES, part_shared};
+use crate::weight::{Format, Matrix, NARROW_ROWS, Order, Plain, WeightFormat, named};
 
 /// A linear layer.
 ///
 /// ```text
 /// y[r, o] = r16(sum over i of w[o, i] * x[r, i])
 /// ```
-/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]` in the device's order, y: `[rows, outputs]`, all elements
-/// Effects    writes all of y
-pub struct Linear<E, const PROMPT: bool = false>(PhantomData<E>);
+/// Shapes     x: `[rows, inner]` elements, w: `[outputs, inner]` in format F, in the device's order, y:
+///            `[rows, outputs]` elements, rows `stride` apart
+/// Domain     nvfp4: inner is a multiple of 16
+/// Effects    writes all of y, nothing between its rows
+pub struct Linear<E, F = Plain, const PROMPT: bool = false>(PhantomData<(E, F)>);
 
 /// As [`Linear`], with y in f32 and not rounded: for logits that decide something.
 pub struct LinearWide<E, const PROMPT: bool = false>(PhantomData<E>);
@@ -28,18 +34,18 @@ pub struct LinearWide<E, const PROMPT: bool = false>(PhantomData<E>);
 /// ```text
 /// p[c, r, o] = sum over i in half c of w[o, i] * x[r, i]
 /// ```
-/// Shapes     x: `[rows, inner]`, w: `[outputs, inner]` elements, cut, in the device's order; p: `[2, rows, outputs]`
-///            f32
-/// Domain     inner is even
-/// Effects    writes all of p
-pub struct LinearCut<E, const PROMPT: bool = false>(PhantomData<E>);
+/// Shapes     x: `[rows, inner]` elements, w: `[outputs, inner]` in format F, cut, in the device's order; p:
+///            `[2, rows, outputs]` f32, rows `stride` apart
+/// Domain     inner is even; nvfp4: a multiple of 16
+/// Effects    writes all of p, nothing between its rows
+pub struct LinearCut<E, F = Plain, const PROMPT: bool = false>(PhantomData<(E, F)>);
 
 /// The prompt route of [`Linear`].
-pub type LinearPrompt<E> = Linear<E, true>;
+pub type LinearPrompt<E, F = Plain> = Linear<E, F, true>;
 /// The prompt route of [`LinearWide`].
 pub type LinearWidePrompt<E> = LinearWide<E, true>;
 /// The prompt route of [`LinearCut`].
-pub type LinearCutPrompt<E> = LinearCut<E, true>;
+pub type LinearCutPrompt<E, F = Plain> = LinearCut<E, F, true>;
 
 /// Arguments of the linear layers.
 #[repr(C)]
@@ -47,7 +53,7 @@ pub type LinearCutPrompt<E> = LinearCut<E, true>;
 pub struct Args {
     /// The rows, elements.
     pub x: Ptr<u8>,
-    /// The weights, elements in the device's order.
+    /// The weights, as [`Matrix::parts`] of one matrix says.
     pub w: Ptr<u8>,
     /// The outputs: elements for [`Linear`], f32 for the others.
     pub y: Ptr<u8>,
@@ -57,8 +63,8 @@ pub struct Args {
     pub inner: u32,
     /// Outputs per row.
     pub outputs: u32,
-    /// Not used; zero.
-    pub zero: u32,
+    /// From one row of y to the next, in numbers: at least the outputs, more where y is a part of wider rows.
+    pub stride: u32,
 }
 
 impl Args {
@@ -66,12 +72,20 @@ impl Args {
         (self.rows as usize, self.inner as usize, self.outputs as usize)
     }
 
-    fn grid(&self, prompt: bool, cuts: usize) -> Grid {
-        let (rows, inner, outputs) = self.sizes();
-        let tiles = Matrix::plain(outputs, inner).tiles();
-        match prompt {
-            true => Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts),
-            false => Grid::space(
+    fn matrix(&self, format: Format, cuts: usize) -> Matrix {
+        let (_, inner, outputs) = self.sizes();
+        Matrix { cuts, ..Matrix::plain(outputs, inner).stored(format) }
+    }
+
+    fn grid(&self, format: Format, prompt: bool, cuts: usize) -> Grid {
+        let rows = self.rows as usize;
+        let tiles = self.matrix(format, cuts).tiles();
+        match (prompt, format) {
+            (true, Format::Plain) => {
+                Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts)
+            }
+            (true, _) => Grid::plane(tiles.div_ceil(PART_TILES) * rows.div_ceil(PART_ROWS), cuts),
+            (false, _) => Grid::space(
                 blocks(tiles),
                 cuts,
                 rows.div_ceil(if cuts == 1 { NARROW_ROWS } else { CUT_ROWS }),
@@ -79,27 +93,64 @@ impl Args {
         }
     }
 
-    /// `[rows, outputs]`, not rounded.
-    fn sums<E: Element>(&self, memory: &Access<'_>) -> Result<Vec<f32>, Fault> {
-        let (rows, inner, outputs) = self.sizes();
+    /// The sums of each cut in turn, `[rows, outputs]`, not rounded.
+    fn sums<E: Element>(
+        &self,
+        format: Format,
+        cuts: usize,
+        memory: &Access<'_>,
+    ) -> Result<Vec<Vec<f32>>, Fault> {
+        let (rows, inner, _) = self.sizes();
         let x = widened(memory.read::<E>(self.x.cast(), rows * inner)?);
-        let w = memory.read::<E>(self.w.cast(), outputs * inner)?;
-        Ok(product(Columns::all(&x, inner), Columns::all(w, inner)))
+        let w = Weights::<E>::read(&self.matrix(format, cuts), 1, self.w, memory)?;
+        let part = inner / cuts;
+        let sums = (0..cuts).map(|cut| {
+            let (from, to) = (cut * part, (cut + 1) * part);
+            product(Columns { matrix: &x[..], inner, from, to }, w.columns(from, to))
+        });
+        Ok(sums.collect())
     }
 
-    fn check(&self) -> Result<(), String> {
-        let (rows, inner, outputs) = self.sizes();
-        match rows > 0 && inner > 0 && outputs > 0 {
-            true => Ok(()),
-            false => Err(format!("rows {rows}, inner {inner} and outputs {outputs} must all be positive")),
+    /// Writes sums as `to` of `T` makes numbers of them, to their places in y.
+    fn store<T: Pod>(
+        &self,
+        sums: &[Vec<f32>],
+        memory: &Access<'_>,
+        to: impl Fn(&[f32], &mut [T]),
+    ) -> Result<(), Fault> {
+        let (rows, _, outputs) = self.sizes();
+        let stride = self.stride as usize;
+        for (cut, sums) in sums.iter().enumerate() {
+            for (row, sums) in sums.chunks_exact(outputs).enumerate() {
+                to(sums, memory.write(self.y.cast::<T>().at((cut * rows + row) * stride), outputs)?);
+            }
         }
+        Ok(())
+    }
+
+    fn check(&self, format: Format, cuts: usize) -> Result<(), String> {
+        let (rows, inner, outputs) = self.sizes();
+        if [rows, inner, outputs].contains(&0) {
+            return Err(format!("rows {rows}, inner {inner} and outputs {outputs} must all be positive"));
+        }
+        if self.stride < self.outputs {
+            return Err(format!("stride {} is less than outputs {outputs}", self.stride));
+        }
+        if inner % cuts != 0 {
+            return Err(format!("inner {inner} is not a multiple of the {cuts} cuts"));
+        }
+        self.matrix(format, cuts).check(Order::Rows)
     }
 }
 
-const fn twin<E: Element>(symbol: &'static str, prompt: bool) -> Option<Twin> {
-    source::shared_twin::<E>(&source::LINEAR, symbol, 256, if prompt { PANEL_SHARED } else { NARROW_SHARED })
+const fn twin<E: Element>(symbol: &'static str, format: Format, prompt: bool) -> Option<Twin> {
+    let (source, part) = match format {
+        Format::Plain => (&source::LINEAR, PANEL_SHARED),
+        Format::Fp8 => (&source::LINEAR_FP8, part_shared(format)),
+        Format::Nvfp4 => (&source::LINEAR_NVFP4, part_shared(format)),
+    };
+    source::shared_twin::<E>(source, symbol, 256, if prompt { part } else { NARROW_SHARED })
 }
-
 /// Two buffers of the partial sums of 8 warps over 32 rows.
 const NARROW_SHARED: u32 = 2 * 8 * 32 * 16 * 4;
 
@@ -115,24 +166,25 @@ fn blocks(tiles: usize) -> usize {
     if tiles < 2 * BLOCKS { tiles } else { BLOCKS }
 }
 
-impl<E: Element, const PROMPT: bool> Kernel for Linear<E, PROMPT> {
+impl<E: Element, F: WeightFormat, const PROMPT: bool> Kernel for Linear<E, F, PROMPT> {
     type Args = Args;
-    const NAME: &'static str = if PROMPT { "linear_prompt" } else { "linear" };
+    const NAME: &'static str = match PROMPT {
+        true => named!("linear", F::FORMAT, "_prompt"),
+        false => named!("linear", F::FORMAT),
+    };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, F::FORMAT, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
-        args.check()
+        args.check(F::FORMAT, 1)
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(PROMPT, 1)
+        args.grid(F::FORMAT, PROMPT, 1)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let sums = args.sums::<E>(memory)?;
-        narrow(&sums, memory.write::<E>(args.y.cast(), sums.len())?);
-        Ok(())
+        args.store::<E>(&args.sums::<E>(F::FORMAT, 1, memory)?, memory, narrow)
     }
 }
 
@@ -140,52 +192,41 @@ impl<E: Element, const PROMPT: bool> Kernel for LinearWide<E, PROMPT> {
     type Args = Args;
     const NAME: &'static str = if PROMPT { "linear_wide_prompt" } else { "linear_wide" };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, Format::Plain, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
-        args.check()
+        args.check(Format::Plain, 1)
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(PROMPT, 1)
+        args.grid(Format::Plain, PROMPT, 1)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let sums = args.sums::<E>(memory)?;
-        memory.write::<f32>(args.y.cast(), sums.len())?.copy_from_slice(&sums);
-        Ok(())
+        let sums = args.sums::<E>(Format::Plain, 1, memory)?;
+        args.store::<f32>(&sums, memory, |sums, y| y.copy_from_slice(sums))
     }
 }
 
-impl<E: Element, const PROMPT: bool> Kernel for LinearCut<E, PROMPT> {
+impl<E: Element, F: WeightFormat, const PROMPT: bool> Kernel for LinearCut<E, F, PROMPT> {
     type Args = Args;
-    const NAME: &'static str = if PROMPT { "linear_cut_prompt" } else { "linear_cut" };
+    const NAME: &'static str = match PROMPT {
+        true => named!("linear_cut", F::FORMAT, "_prompt"),
+        false => named!("linear_cut", F::FORMAT),
+    };
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = twin::<E>(Self::NAME, PROMPT);
+    const TWIN: Option<Twin> = twin::<E>(Self::NAME, F::FORMAT, PROMPT);
 
     fn check(args: &Args) -> Result<(), String> {
-        args.check()?;
-        match args.inner as usize % CUTS {
-            0 => Ok(()),
-            _ => Err(format!("inner {} is not a multiple of the {CUTS} cuts", args.inner)),
-        }
+        args.check(F::FORMAT, CUTS)
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(PROMPT, CUTS)
+        args.grid(F::FORMAT, PROMPT, CUTS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let (rows, inner, outputs) = args.sizes();
-        let x = widened(memory.read::<E>(args.x.cast(), rows * inner)?);
-        let w = memory.read::<E>(args.w.cast(), outputs * inner)?;
-        let p = memory.write::<f32>(args.y.cast(), CUTS * rows * outputs)?;
-        let half = inner / CUTS;
-        for (cut, p) in p.chunks_exact_mut(rows * outputs).enumerate() {
-            let (from, to) = (cut * half, (cut + 1) * half);
-            let x = Columns { matrix: &x[..], inner, from, to };
-            p.copy_from_slice(&product(x, Columns { matrix: w, inner, from, to }));
-        }
-        Ok(())
+        let sums = args.sums::<E>(F::FORMAT, CUTS, memory)?;
+        args.store::<f32>(&sums, memory, |sums, p| p.copy_from_slice(sums))
     }
 }

@@ -4,11 +4,19 @@
 //! from it in three ways that change no bit: it computes tiles of four rows (or four outputs), so that a
 //! loaded value serves several sums; it walks the weights once per block of rows; and it spreads runs of
 //! outputs, or blocks of rows, over threads.
+//!
+//! A quantised row of weights is decoded to f32 once for all rows of x, and then summed like any other: so a product
+//! with a quantised matrix has the bits of the product with the f32 matrix that it stands for.
+
+mod weights;
+
+pub use weights::Weights;
 
 use multiversion::multiversion;
 use rayon::prelude::*;
 
 use crate::numerics::{Element, LANES, fold};
+use weights::Stored;
 
 /// Multiply-adds below which a product stays on the calling thread: about a fifth of a millisecond, many
 /// times what it takes to wake another.
@@ -16,6 +24,9 @@ const PARALLEL_WORK: usize = 1 << 20;
 
 /// Rows that are computed against one walk over the weights.
 const BLOCK_ROWS: usize = 32;
+
+/// Rows of weights that are decoded at a time.
+const DECODED_ROWS: usize = 16;
 
 /// A row-major matrix of `[outputs, inner]`, of which a product uses columns `from..to`.
 #[derive(Clone, Copy)]
@@ -46,24 +57,38 @@ impl<'a, E> Columns<'a, E> {
     pub fn row(&self, row: usize) -> &'a [E] {
         &self.matrix[row * self.inner..][self.from..self.to]
     }
+
+    /// Block `index` of [`BLOCK_ROWS`] rows, the last one with fewer.
+    fn block(&self, index: usize) -> Self {
+        let (first, block) = (index * BLOCK_ROWS * self.inner, BLOCK_ROWS * self.inner);
+        Columns { matrix: &self.matrix[first..self.matrix.len().min(first + block)], ..*self }
+    }
 }
 
 /// `x . w^T` in f32, `[rows, outputs]`: the dot products of each row of `x` with each row of `w`, which use
 /// equally many columns.
-pub fn product<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>) -> Vec<f32> {
-    let (rows, outputs) = (x.rows(), w.rows());
-    let mut y = vec![0.0; rows * outputs];
-    if y.is_empty() {
-        return y;
+pub fn product<'a, E: Element>(x: Columns<'_, f32>, w: impl Into<Weights<'a, E>>) -> Vec<f32> {
+    let w = w.into();
+    debug_assert_eq!(x.to - x.from, w.width());
+    let mut y = vec![0.0; x.rows() * w.rows()];
+    match w.stored {
+        _ if y.is_empty() => {}
+        Stored::Plain(elements) => {
+            let matrix = &elements[w.first * w.inner..][..w.rows * w.inner];
+            plain(x, Columns { matrix, inner: w.inner, from: w.from, to: w.to }, &mut y);
+        }
+        Stored::Fp8 { .. } | Stored::Nvfp4 { .. } => decoded(x, w, &mut y),
     }
+    y
+}
+
+fn plain<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>, y: &mut [f32]) {
+    let (rows, outputs) = (x.rows(), w.rows());
     let parallel = rows * outputs * (x.to - x.from) >= PARALLEL_WORK;
     let block = |(index, y): (usize, &mut [f32])| {
-        let rows = y.len() / outputs;
-        let first = index * BLOCK_ROWS * x.inner;
-        let x = Columns { matrix: &x.matrix[first..first + rows * x.inner], ..x };
         let mut transposed = vec![0.0; y.len()];
-        E::tile_run(x, w, 0, &mut transposed);
-        transpose(&transposed, rows, y);
+        E::tile_run(x.block(index), w, 0, &mut transposed);
+        transpose(&transposed, y.len() / outputs, y);
     };
     if rows > BLOCK_ROWS && parallel {
         y.par_chunks_mut(BLOCK_ROWS * outputs).enumerate().for_each(block);
@@ -75,9 +100,36 @@ pub fn product<E: Element>(x: Columns<'_, f32>, w: Columns<'_, E>) -> Vec<f32> {
         let mut transposed = vec![0.0; y.len()];
         let runs = transposed.par_chunks_mut(outputs_per_run * rows).enumerate();
         runs.for_each(|(index, run)| E::tile_run(x, w, index * outputs_per_run, run));
-        transpose(&transposed, rows, &mut y);
+        transpose(&transposed, rows, y);
     }
-    y
+}
+
+/// As [`plain`]: runs of outputs, which all rows use once they are decoded.
+fn decoded<E: Element>(x: Columns<'_, f32>, w: Weights<'_, E>, y: &mut [f32]) {
+    let (rows, outputs, width) = (x.rows(), w.rows(), w.width());
+    let run = |(weights, sums): &mut (Vec<f32>, Vec<f32>), (index, y): (usize, &mut [f32])| {
+        let (first, count) = (index * DECODED_ROWS, y.len() / rows);
+        w.decode(first..first + count, weights);
+        let weights = Columns::all(&weights[..], width);
+        for (block, from) in (0..rows).step_by(BLOCK_ROWS).enumerate() {
+            let x = x.block(block);
+            sums.resize(count * x.rows(), 0.0);
+            f32::tile_run(x, weights, 0, sums);
+            for (y, sums) in y.chunks_exact_mut(rows).zip(sums.chunks_exact(x.rows())) {
+                y[from..from + sums.len()].copy_from_slice(sums);
+            }
+        }
+    };
+    let mut transposed = vec![0.0; y.len()];
+    if rows * outputs * width >= PARALLEL_WORK {
+        let runs = transposed.par_chunks_mut(DECODED_ROWS * rows).enumerate();
+        runs.for_each_init(Default::default, run);
+    } else {
+        let mut scratch = Default::default();
+        let runs = transposed.chunks_mut(DECODED_ROWS * rows).enumerate();
+        runs.for_each(|job| run(&mut scratch, job));
+    }
+    transpose(&transposed, rows, y);
 }
 
 /// `from` is `[outputs, rows]`, `to` becomes `[rows, outputs]`.

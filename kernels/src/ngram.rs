@@ -9,27 +9,32 @@ use rayon::prelude::*;
 
 use crate::conv::{History, ROWS_PER_THREAD, Taps, histories, places};
 use crate::hash::Constants;
-use crate::numerics::{Element, dot, sigmoid, silu};
+use crate::numerics::{Element, dot, narrow, sigmoid, silu};
+use crate::quant::{fp8, nvfp4};
 use crate::residual::rms_grouped;
 use crate::source::{self, channel_grid};
 use crate::state::{Part, RowRange};
 use crate::table::PREVIOUS;
+use crate::weight::{Format, GROUP, Plain, WeightFormat, named};
 
 /// Looks up the table rows of every token's n-grams.
 ///
 /// ```text
 /// row[t, h] = rows(id[t], previous[t])[h]
 /// e[t, h]   = shard[row[t, h] / shard_rows][row[t, h] % shard_rows]
+///     plain: as it is      fp8: r16(code * global)      nvfp4: r16(code * (scale * global))
 /// ```
 /// with `heads = (ngram_size - 1) * heads_per_ngram`; see [`Constants::rows`]. The table may lie in shards of equal
 /// size, each at an address of its own, also outside of device memory.
 ///
-/// Shapes     shards: `[ceil(table_rows / shard_rows)]` addresses of `[shard_rows, width]` elements each; e: `[rows, heads, width]` elements; multipliers:
-///            `[ngram_size]`, primes and offsets: `[heads]`
-/// Domain     2 <= ngram_size <= [`PREVIOUS`] + 1; primes positive; every row inside the table
+/// Shapes     shards: `[table_rows / shard_rows]` addresses of `[shard_rows, width]` elements or codes each, nvfp4 two
+///            to a byte; scales: as many addresses of `[shard_rows, width / 16]` e4m3, nvfp4 only, else null;
+///            e: `[rows, heads, width]` elements; multipliers: `[ngram_size]`, primes and offsets: `[heads]`
+/// Domain     2 <= ngram_size <= [`PREVIOUS`] + 1; primes positive; every row inside the table; nvfp4: width a multiple
+///            of 16
 /// Effects    writes the covered rows of e
 /// Source     MODEL: n-gram embedding, row ids
-pub struct NgramGather<E>(PhantomData<E>);
+pub struct NgramGather<E, F = Plain>(PhantomData<(E, F)>);
 
 /// Arguments of [`NgramGather`].
 #[repr(C)]
@@ -45,6 +50,8 @@ pub struct GatherArgs {
     pub offsets: Ptr<u64>,
     /// The address of every shard of the table.
     pub shards: Ptr<Ptr<u8>>,
+    /// The address of every shard's scales, or null.
+    pub scales: Ptr<Ptr<u8>>,
     /// e; row 0 of the round.
     pub e: Ptr<u8>,
     /// Rows of the table.
@@ -59,6 +66,10 @@ pub struct GatherArgs {
     pub heads_per_ngram: u32,
     /// The id that n-grams do not reach across.
     pub boundary: u32,
+    /// What every number of the table is multiplied by; not read if it is plain.
+    pub global: f32,
+    /// Not used; zero.
+    pub zero: u32,
 }
 
 /// Gates the values of the n-gram embedding by how well its keys match the streams.
@@ -152,9 +163,9 @@ pub struct ConvArgs {
 
 /// Threads of a block of the CUDA twin of [`NgramConv`].
 const THREADS: u32 = 128;
-impl<E: Element> Kernel for NgramGather<E> {
+impl<E: Element, F: WeightFormat> Kernel for NgramGather<E, F> {
     type Args = GatherArgs;
-    const NAME: &'static str = "ngram_gather";
+    const NAME: &'static str = named!("ngram_gather", F::FORMAT);
     const ELEMENT: &'static str = E::NAME;
     const TWIN: Option<Twin> = source::twin::<E>(&source::NGRAM, Self::NAME, 64);
 
@@ -167,6 +178,14 @@ impl<E: Element> Kernel for NgramGather<E> {
         }
         if !args.table_rows.is_multiple_of(args.shard_rows) {
             return Err(format!("{} rows are no shards of {} rows", args.table_rows, args.shard_rows));
+        }
+        if F::FORMAT == Format::Nvfp4
+            && (args.scales.is_null() || !(args.width as usize).is_multiple_of(GROUP))
+        {
+            return Err(format!(
+                "a table in nvfp4 needs scales (at {:?}) and rows of groups of {GROUP}, not {} wide",
+                args.scales, args.width
+            ));
         }
         match args.ngram_size as usize {
             2.. if args.ngram_size as usize <= PREVIOUS + 1 => Ok(()),
@@ -190,9 +209,25 @@ impl<E: Element> Kernel for NgramGather<E> {
             primes: memory.read(args.primes, heads)?,
             offsets: memory.read(args.offsets, heads)?,
         };
-        let shards = memory.read(args.shards, (args.table_rows / args.shard_rows) as usize)?;
-        let shards = shards.iter().map(|at| memory.read::<E>(at.cast(), args.shard_rows as usize * width));
+        let count = (args.table_rows / args.shard_rows) as usize;
+        let numbers = args.shard_rows as usize * width;
+        let shards = memory.read(args.shards, count)?;
+        let scales = match F::FORMAT {
+            Format::Nvfp4 => memory.read(args.scales, count)?,
+            Format::Plain | Format::Fp8 => &[],
+        };
+        let shards = shards.iter().enumerate().map(|(at, shard)| {
+            Ok(match F::FORMAT {
+                Format::Plain => Shard::Plain(memory.read::<E>(shard.cast(), numbers)?),
+                Format::Fp8 => Shard::Fp8(memory.read(*shard, numbers)?),
+                Format::Nvfp4 => Shard::Nvfp4 {
+                    codes: memory.read(*shard, numbers / 2)?,
+                    scales: memory.read(scales[at], numbers / GROUP)?,
+                },
+            })
+        });
         let shards = shards.collect::<Result<Vec<_>, Fault>>()?;
+        let mut wide = vec![0.0; width];
         let e = args.e.cast::<E>().at(args.rows.start() * heads * width);
         let e = memory.write(e, facts.len() * heads * width)?;
         if hash.primes.contains(&0) {
@@ -206,11 +241,31 @@ impl<E: Element> Kernel for NgramGather<E> {
                     return Err(memory.domain(format!("row {row} of a table of {} rows", args.table_rows)));
                 }
                 let (shard, row) = (row / args.shard_rows, row % args.shard_rows);
-                e.copy_from_slice(&shards[shard as usize][row as usize * width..][..width]);
+                let from = row as usize * width;
+                match shards[shard as usize] {
+                    Shard::Plain(rows) => e.copy_from_slice(&rows[from..][..width]),
+                    Shard::Fp8(codes) => {
+                        for (e, code) in e.iter_mut().zip(&codes[from..][..width]) {
+                            *e = E::narrow(fp8::decode(*code) * args.global);
+                        }
+                    }
+                    Shard::Nvfp4 { codes, scales } => {
+                        let (codes, scales) = (&codes[from / 2..][..width / 2], &scales[from / GROUP..]);
+                        nvfp4::decode_row(codes, scales, args.global, &mut wide);
+                        narrow(&wide, e);
+                    }
+                }
             }
         }
         Ok(())
     }
+}
+
+/// A shard of the table in memory.
+enum Shard<'a, E> {
+    Plain(&'a [E]),
+    Fp8(&'a [u8]),
+    Nvfp4 { codes: &'a [u8], scales: &'a [u8] },
 }
 
 impl<E: Element> Kernel for NgramGate<E> {

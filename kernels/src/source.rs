@@ -11,9 +11,10 @@ use graph::{Definition, Grid, Kernel, Source, Twin};
 use half::bf16;
 
 use crate::numerics::Element;
+use crate::weight::{Format, Fp8, Nvfp4, Plain};
 use crate::{
     advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, random, read,
-    residual, router, rows, sample, tiles, weight,
+    residual, router, rows, sample, tiles,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
@@ -31,9 +32,17 @@ pub const ALL: &[&Definition] = &[
     linear::LinearPrompt::<bf16>::DEFINITION,
     linear::LinearWidePrompt::<bf16>::DEFINITION,
     linear::LinearCutPrompt::<bf16>::DEFINITION,
+    linear::Linear::<bf16, Fp8>::DEFINITION,
+    linear::LinearCut::<bf16, Fp8>::DEFINITION,
+    linear::LinearPrompt::<bf16, Fp8>::DEFINITION,
+    linear::LinearCutPrompt::<bf16, Fp8>::DEFINITION,
+    linear::Linear::<bf16, Nvfp4>::DEFINITION,
+    linear::LinearCut::<bf16, Nvfp4>::DEFINITION,
+    linear::LinearPrompt::<bf16, Nvfp4>::DEFINITION,
+    linear::LinearCutPrompt::<bf16, Nvfp4>::DEFINITION,
     tiles::Pack::<bf16>::DEFINITION,
-    tiles::Pack::<bf16, weight::Fp8>::DEFINITION,
-    tiles::Pack::<bf16, weight::Nvfp4>::DEFINITION,
+    tiles::Pack::<bf16, Fp8>::DEFINITION,
+    tiles::Pack::<bf16, Nvfp4>::DEFINITION,
     conv::Conv::<bf16>::DEFINITION,
     delta::DeltaStep::<bf16>::DEFINITION,
     delta::DeltaReady::<bf16>::DEFINITION,
@@ -54,7 +63,33 @@ pub const ALL: &[&Definition] = &[
     experts::ExpertsUpPrompt::<bf16>::DEFINITION,
     experts::ExpertsProducts::<bf16>::DEFINITION,
     experts::ExpertsSum::DEFINITION,
+    experts::ExpertsUp::<bf16, Plain, Fp8>::DEFINITION,
+    experts::ExpertsDown::<bf16, Plain, Fp8>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Plain, Fp8>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Plain, Fp8>::DEFINITION,
+    experts::ExpertsUp::<bf16, Fp8, Plain>::DEFINITION,
+    experts::ExpertsDown::<bf16, Fp8, Plain>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Fp8, Plain>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Fp8, Plain>::DEFINITION,
+    experts::ExpertsUp::<bf16, Fp8, Fp8>::DEFINITION,
+    experts::ExpertsDown::<bf16, Fp8, Fp8>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Fp8, Fp8>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Fp8, Fp8>::DEFINITION,
+    experts::ExpertsUp::<bf16, Nvfp4, Plain>::DEFINITION,
+    experts::ExpertsDown::<bf16, Nvfp4, Plain>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Nvfp4, Plain>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Nvfp4, Plain>::DEFINITION,
+    experts::ExpertsUp::<bf16, Nvfp4, Fp8>::DEFINITION,
+    experts::ExpertsDown::<bf16, Nvfp4, Fp8>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Nvfp4, Fp8>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Nvfp4, Fp8>::DEFINITION,
+    experts::ExpertsUp::<bf16, Nvfp4, Nvfp4>::DEFINITION,
+    experts::ExpertsDown::<bf16, Nvfp4, Nvfp4>::DEFINITION,
+    experts::ExpertsUpPrompt::<bf16, Nvfp4, Nvfp4>::DEFINITION,
+    experts::ExpertsProducts::<bf16, Nvfp4, Nvfp4>::DEFINITION,
     ngram::NgramGather::<bf16>::DEFINITION,
+    ngram::NgramGather::<bf16, Fp8>::DEFINITION,
+    ngram::NgramGather::<bf16, Nvfp4>::DEFINITION,
     ngram::NgramGate::<bf16>::DEFINITION,
     ngram::NgramConv::<bf16>::DEFINITION,
     sample::Mark::DEFINITION,
@@ -86,11 +121,19 @@ sources! {
     DELTA = "delta.cu",
     EMBED = "embed.cu",
     EXPERTS = "experts.cu",
+    EXPERTS_FP8 = "experts_fp8.cu",
+    EXPERTS_FP8_FP8 = "experts_fp8_fp8.cu",
+    EXPERTS_NVFP4 = "experts_nvfp4.cu",
+    EXPERTS_NVFP4_FP8 = "experts_nvfp4_fp8.cu",
+    EXPERTS_NVFP4_NVFP4 = "experts_nvfp4_nvfp4.cu",
+    EXPERTS_PLAIN_FP8 = "experts_plain_fp8.cu",
     GATE = "gate.cu",
     HEADS = "heads.cu",
     HYPER = "hyper.cu",
     INDEX = "index.cu",
     LINEAR = "linear.cu",
+    LINEAR_FP8 = "linear_fp8.cu",
+    LINEAR_NVFP4 = "linear_nvfp4.cu",
     NGRAM = "ngram.cu",
     PACK = "pack.cu",
     RANDOM = "random.cu",
@@ -110,8 +153,11 @@ const INCLUDES: &[(&str, &str)] = includes![
     "cluster.cuh",
     "common.cuh",
     "delta.cuh",
+    "experts.cuh",
     "few.cuh",
+    "formats.cuh",
     "history.cuh",
+    "linear.cuh",
     "ptx.cuh",
     "select.cuh",
     "state.cuh",
@@ -155,11 +201,25 @@ pub(crate) const CLUSTER: usize = 8;
 pub(crate) const PANEL_TILES: usize = 8;
 pub(crate) const PANEL_ROWS: usize = 64;
 /// Its shared memory: three stages of a unit.
-pub(crate) const PANEL_SHARED: u32 = wide_shared(PANEL_TILES as u32, PANEL_ROWS as u32, 3);
+pub(crate) const PANEL_SHARED: u32 = wide_shared(Format::Plain, PANEL_TILES, PANEL_ROWS, 3);
+
+/// Tiles and rows of a part: the same where rows are few, or operands take more registers.
+pub(crate) const PART_TILES: usize = 8;
+pub(crate) const PART_ROWS: usize = 32;
+
+/// Shared memory of a part: four stages.
+pub(crate) const fn part_shared(format: Format) -> u32 {
+    wide_shared(format, PART_TILES, PART_ROWS, 4)
+}
 
 /// Shared memory of so many stages, each a unit of so many tiles and rows; a row is padded to nine quads.
-pub(crate) const fn wide_shared(tiles: u32, rows: u32, stages: u32) -> u32 {
-    stages * (tiles * 128 + rows * 9) * 16
+const fn wide_shared(format: Format, tiles: usize, rows: usize, stages: usize) -> u32 {
+    let unit = match format {
+        Format::Plain => 128,
+        Format::Fp8 => 64,
+        Format::Nvfp4 => 32,
+    };
+    (stages * (tiles * unit + rows * 9) * 16) as u32
 }
 
 /// A grid of one block per row and run of `block` channels.
@@ -172,6 +232,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::weight;
 
     #[test]
     fn every_operation_has_a_twin_in_its_source() {
@@ -200,19 +261,21 @@ mod tests {
 
     #[test]
     fn grids_and_sources_count_the_same_tiles() {
-        let tiles = INCLUDES.iter().find(|(name, _)| *name == "tiles.cuh").expect("it is listed").1;
-        let cluster = INCLUDES.iter().find(|(name, _)| *name == "cluster.cuh").expect("it is listed").1;
+        let included = |file| INCLUDES.iter().find(|(name, _)| *name == file).expect("it is listed").1;
+        let (tiles, formats, cluster) =
+            (included("tiles.cuh"), included("formats.cuh"), included("cluster.cuh"));
+        let (experts, linear) = (included("experts.cuh"), included("linear.cuh"));
         let constants = [
             (cluster, "CLUSTER", CLUSTER as u32),
             (tiles, "NARROW_ROWS", weight::NARROW_ROWS as u32),
-            (tiles, "TILE", weight::TILE as u32),
-            (tiles, "UNIT", weight::UNIT as u32),
-            (EXPERTS.text, "PLACES", experts::PLACES),
+            (formats, "TILE", weight::TILE as u32),
+            (formats, "UNIT", weight::UNIT as u32),
+            (experts, "PLACES", crate::experts::PLACES),
             (ROUTER.text, "EXPERTS", router::CUDA_EXPERTS),
             (ROUTER.text, "CHOICES", router::CUDA_CHOICES),
             (HYPER.text, "DOWN_WARPS", hyper::DOWN_WARPS),
             (HYPER.text, "DOWN_ROWS", hyper::DOWN_ROWS as u32),
-            (LINEAR.text, "CUT_ROWS", linear::CUT_ROWS as u32),
+            (linear, "CUT_ROWS", crate::linear::CUT_ROWS as u32),
             (HYPER.text, "UP_WARPS", hyper::UP_WARPS),
             (ATTEND.text, "HEADS", attend::HEADS),
             (ATTEND.text, "SPAN", attend::SPAN as u32),

@@ -31,7 +31,7 @@ pub enum Format {
     /// `w = code * scale`: e4m3 codes; an f32 scale for every row and [`BLOCK`] columns, the same in the
     /// [`BLOCK`] rows of a stored block.
     Fp8,
-    /// `w = code * scale * global`: e2m1 codes, two to a byte, the even column low; an e4m3 scale for every row and
+    /// `w = code * (scale * global)`: e2m1 codes, two to a byte, the even column low; an e4m3 scale for every row and
     /// [`GROUP`] columns; an f32 number for every row, the same in all rows of a stored tensor.
     Nvfp4,
 }
@@ -259,13 +259,13 @@ impl Matrix {
     }
 }
 
-/// The name of a kernel's instance for a format.
+/// The name of a kernel's instance for a format, and what follows it.
 macro_rules! named {
-    ($base:literal, $format:expr) => {
+    ($base:literal, $format:expr $(, $end:literal)?) => {
         match $format {
-            $crate::weight::Format::Plain => $base,
-            $crate::weight::Format::Fp8 => concat!($base, "_fp8"),
-            $crate::weight::Format::Nvfp4 => concat!($base, "_nvfp4"),
+            $crate::weight::Format::Plain => concat!($base $(, $end)?),
+            $crate::weight::Format::Fp8 => concat!($base, "_fp8" $(, $end)?),
+            $crate::weight::Format::Nvfp4 => concat!($base, "_nvfp4" $(, $end)?),
         }
     };
 }

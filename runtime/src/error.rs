@@ -145,6 +145,15 @@ pub enum LoadError {
         /// Bytes that the tensor has.
         bytes: u64,
     },
+    /// A code or a scale that stands for nothing.
+    Value {
+        /// The tensor.
+        tensor: String,
+        /// Which of its numbers.
+        at: usize,
+        /// What it is.
+        problem: String,
+    },
     /// The bytes of a tensor could not be read.
     Bytes {
         /// The tensor.
@@ -270,6 +279,10 @@ impl fmt::Display for LoadError {
             Self::Range { tensor, offset, len, bytes } => {
                 write!(f, "cannot read {len} bytes at {offset} of tensor {tensor}, which has {bytes}")
             }
+            Self::Value { tensor, at, problem } => write!(
+                f,
+                "tensor {tensor}, number {at}: {problem}; the file is damaged, or of another kind than its names say"
+            ),
             Self::Bytes { tensor, path, offset, len, source } => write!(
                 f,
                 "could not read {len} bytes at {offset} of {} for tensor {tensor}: {source}",

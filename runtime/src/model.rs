@@ -23,7 +23,7 @@ use crate::config::{ModelConfig, OutputGate};
 use crate::lanes::{Lanes, LayerSpans};
 use crate::scratch::Buffers;
 use crate::weights::{
-    HyperWeights, MixerWeights, MoeWeights, NgramWeights, RecurrentWeights, SparseWeights, Weights,
+    HyperWeights, MixerWeights, MoeWeights, NgramWeights, Piece, RecurrentWeights, SparseWeights, Weights,
 };
 
 /// Launches a kernel on the route of the round's kind.
@@ -32,6 +32,12 @@ macro_rules! route {
         match $body.shape.kind {
             Kind::Decode => launch!($body.e, $body.model.element, $decode::$of, $args),
             Kind::Prompt => launch!($body.e, $body.model.element, $prompt::$or, $args),
+        }
+    };
+    ($body:expr, [$format:expr], $decode:ident::$of:ident, $prompt:ident::$or:ident, $args:expr) => {
+        match $body.shape.kind {
+            Kind::Decode => launch!($body.e, $body.model.element, [$format], $decode::$of, $args),
+            Kind::Prompt => launch!($body.e, $body.model.element, [$format], $prompt::$or, $args),
         }
     };
 }
@@ -156,6 +162,7 @@ impl<'a> Body<'a> {
         launch!(
             self.e,
             element,
+            [w.format],
             ngram::NgramGather,
             &ngram::GatherArgs {
                 rows: self.range(0, self.rows),
@@ -163,6 +170,7 @@ impl<'a> Body<'a> {
                 primes: w.primes.cast(),
                 offsets: w.offsets.cast(),
                 shards: w.shards.cast(),
+                scales: w.scales.map_or(Ptr::NULL, Ptr::cast),
                 e: b.ngram,
                 table_rows: w.table_rows as u64,
                 shard_rows: w.shard_rows as u64,
@@ -170,6 +178,8 @@ impl<'a> Body<'a> {
                 ngram_size: ngram.ngram_size as u32,
                 heads_per_ngram: ngram.heads_per_ngram as u32,
                 boundary: c.boundary,
+                global: w.global,
+                zero: 0,
             }
         )?;
         self.linear(b.ngram, w.key_value, b.ngram_key_value, ngram.embed_dim, streams + c.hidden_size)?;
@@ -228,7 +238,7 @@ impl<'a> Body<'a> {
         let (channels, values, heads) =
             (c.linear_conv_width(), c.linear_value_width(), c.linear_num_value_heads);
         let stride = channels + values + 2 * heads;
-        self.linear(b.mixed, w.input, b.stacked, c.hidden_size, stride)?;
+        self.stack(b.mixed, &w.input, b.stacked, c.hidden_size, stride)?;
         for (first, lanes, count) in self.groups() {
             let LayerSpans::Recurrent { state, window } = lanes.layout.layers[layer] else {
                 unreachable!("layer {layer} is recurrent in its weights and in its state")
@@ -297,7 +307,7 @@ impl<'a> Body<'a> {
                 zero: 0,
             }
         )?;
-        self.linear_cut(b.gated, w.output, values)
+        self.linear_cut(b.gated, &w.output, values)
     }
 
     /// Sparse attention.
@@ -319,7 +329,7 @@ impl<'a> Body<'a> {
             width: c.rotary.sections[2] as u32,
             zero: 0,
         };
-        self.linear(b.mixed, w.input, b.stacked, c.hidden_size, stride)?;
+        self.stack(b.mixed, &w.input, b.stacked, c.hidden_size, stride)?;
         for (first, lanes, count) in self.groups() {
             let LayerSpans::Sparse { ring, page_offset } = lanes.layout.layers[layer] else {
                 unreachable!("layer {layer} is sparse in its weights and in its state")
@@ -382,7 +392,7 @@ impl<'a> Body<'a> {
                 }
             }
         }
-        self.linear_cut(b.gated, w.output, c.attention_width())
+        self.linear_cut(b.gated, &w.output, c.attention_width())
     }
 
     /// The mixture of experts.
@@ -418,16 +428,16 @@ impl<'a> Body<'a> {
         self.pending = true;
         match self.shape.kind {
             Kind::Decode => {
-                launch!(self.e, element, experts::ExpertsUp, &up)?;
+                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsUp, &up)?;
                 let args = experts::DownArgs { a, s, ids, weights, down, shared_down, p, sizes };
-                launch!(self.e, element, experts::ExpertsDown, &args)
+                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsDown, &args)
             }
             Kind::Prompt => {
                 let products = b.expert_products;
                 self.e.launch::<experts::ExpertsGroup>(&experts::GroupArgs { ids, list, starts, sizes })?;
-                launch!(self.e, element, experts::ExpertsUpPrompt, &up)?;
+                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsUpPrompt, &up)?;
                 let args = experts::ProductsArgs { a, s, list, starts, down, shared_down, products, sizes };
-                launch!(self.e, element, experts::ExpertsProducts, &args)?;
+                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsProducts, &args)?;
                 self.e.launch::<experts::ExpertsSum>(&experts::SumArgs { products, ids, weights, p, sizes })
             }
         }
@@ -476,9 +486,9 @@ impl<'a> Body<'a> {
         self.residual(w.mixer.gain, from, picked)?;
         let normed = b.normed.byte_add(from * c.streams_width() * element.bytes());
         self.mix(&w.mixer, normed, b.hidden, picked)?;
-        let head = self.linear_args(b.hidden, w.head, b.logits, c.hidden_size, c.vocab_size);
+        let head = self.linear_args(b.hidden, w.head.at, b.logits, c.hidden_size, c.vocab_size);
         let head = linear::Args { rows: picked as u32, ..head };
-        route!(self, linear::Linear, linear::LinearPrompt, &head)?;
+        route!(self, [w.head.format], linear::Linear, linear::LinearPrompt, &head)?;
         for (first, lanes, count) in self.groups().filter(|(first, _, count)| first + count > from) {
             let picked_first = first.max(from);
             let at = picked_first - from;
@@ -556,11 +566,31 @@ impl<'a> Body<'a> {
         route!(self, linear::Linear, linear::LinearPrompt, &args)
     }
 
+    /// The input projections of a mixer over all rows, each of which is `stride` wide.
+    fn stack(
+        &mut self,
+        x: Ptr<u8>,
+        pieces: &[Piece<Ptr<u8>>],
+        y: Ptr<u8>,
+        inner: usize,
+        stride: usize,
+    ) -> Result<()> {
+        let mut first = 0;
+        for piece in pieces {
+            let y = y.byte_add(first * self.model.element.bytes());
+            let args = self.linear_args(x, piece.at, y, inner, piece.outputs);
+            let args = linear::Args { stride: stride as u32, ..args };
+            route!(self, [piece.format], linear::Linear, linear::LinearPrompt, &args)?;
+            first += piece.outputs;
+        }
+        Ok(())
+    }
+
     /// The output projection of a mixer over all rows: partial sums, which are then pending.
-    fn linear_cut(&mut self, x: Ptr<u8>, w: Ptr<u8>, inner: usize) -> Result<()> {
-        let args = self.linear_args(x, w, self.b.partials.cast(), inner, self.c.hidden_size);
+    fn linear_cut(&mut self, x: Ptr<u8>, w: &Piece<Ptr<u8>>, inner: usize) -> Result<()> {
+        let args = self.linear_args(x, w.at, self.b.partials.cast(), inner, self.c.hidden_size);
         self.pending = true;
-        route!(self, linear::LinearCut, linear::LinearCutPrompt, &args)
+        route!(self, [w.format], linear::LinearCut, linear::LinearCutPrompt, &args)
     }
 
     fn linear_args(&self, x: Ptr<u8>, w: Ptr<u8>, y: Ptr<u8>, inner: usize, outputs: usize) -> linear::Args {
@@ -571,7 +601,7 @@ impl<'a> Body<'a> {
             rows: self.rows as u32,
             inner: inner as u32,
             outputs: outputs as u32,
-            zero: 0,
+            stride: outputs as u32,
         }
     }
 

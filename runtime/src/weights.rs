@@ -6,21 +6,22 @@
 //! byte is then read once. The n-gram tables may live elsewhere than the other weights.
 
 mod made;
+mod read;
 mod table;
 
 use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
-use half::bf16;
 use kernels::launch;
-use kernels::numerics::{Element, ElementType};
+use kernels::numerics::ElementType;
 use kernels::tiles;
-use kernels::weight::{Matrix, Order};
+use kernels::weight::{Format, Matrix, Order};
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
-use crate::checkpoint::{Checkpoint, Dtype};
 use crate::config::ModelConfig;
 use crate::error::Error;
 use made::Made;
 pub use made::fill;
+use read::{Reader, Rows, format_of};
 pub use table::TablePlace;
 use table::TablePlan;
 
@@ -36,7 +37,18 @@ pub struct Weights<T = Ptr<u8>> {
     /// The mixer before the head; its injection is unused.
     pub mixer: HyperWeights<T>,
     /// `[vocab, hidden]`
-    pub head: T,
+    pub head: Piece<T>,
+}
+
+/// A matrix, or consecutive rows of one that are stored alike.
+#[derive(Clone, Debug)]
+pub struct Piece<T> {
+    /// Where it lies.
+    pub at: T,
+    /// Its rows.
+    pub outputs: usize,
+    /// How its numbers are stored.
+    pub format: Format,
 }
 
 /// One layer.
@@ -80,7 +92,7 @@ pub enum MixerWeights<T> {
 #[derive(Clone, Debug)]
 pub struct RecurrentWeights<T> {
     /// Rows q, k, v, z, b, a: `[conv width + value width + 2 * value heads, hidden]`
-    pub input: T,
+    pub input: Vec<Piece<T>>,
     /// `[conv width, taps]`
     pub conv: T,
     /// `[value heads]` f32
@@ -90,7 +102,7 @@ pub struct RecurrentWeights<T> {
     /// `[value head width]`
     pub norm: T,
     /// `[hidden, value width]`
-    pub output: T,
+    pub output: Piece<T>,
 }
 
 /// Sparse attention.
@@ -98,7 +110,7 @@ pub struct RecurrentWeights<T> {
 pub struct SparseWeights<T> {
     /// Rows (query, gate) per head, k, v, index queries, index key:
     /// `[2 * attention width + 2 * kv width + index width, hidden]`
-    pub input: T,
+    pub input: Vec<Piece<T>>,
     /// `[head width]`
     pub q_gain: T,
     /// `[head width]`
@@ -108,7 +120,7 @@ pub struct SparseWeights<T> {
     /// `[index head width]`
     pub index_k_gain: T,
     /// `[hidden, attention width]`
-    pub output: T,
+    pub output: Piece<T>,
 }
 
 /// A mixture of experts.
@@ -116,6 +128,10 @@ pub struct SparseWeights<T> {
 pub struct MoeWeights<T> {
     /// Router rows, then the shared expert's gate: `[experts + 1, hidden]`
     pub router: T,
+    /// How the routed experts are stored.
+    pub routed: Format,
+    /// How the shared expert is stored.
+    pub shared: Format,
     /// `[experts, 2 * width, hidden]`, gate rows first
     pub gate_up: T,
     /// `[experts, hidden, width]`
@@ -135,8 +151,14 @@ pub struct NgramWeights<T> {
     pub primes: T,
     /// First row of each head's table, u64.
     pub offsets: T,
+    /// How the table is stored.
+    pub format: Format,
     /// The address of each shard of the table, `[shard_rows, embedding width / heads]`.
     pub shards: T,
+    /// The address of each shard's scales, where they have any.
+    pub scales: Option<T>,
+    /// What all numbers of a quantised table are multiplied by.
+    pub global: f32,
     /// Rows of the table.
     pub table_rows: usize,
     /// Rows of a shard.
@@ -224,12 +246,12 @@ struct Source {
 
 enum Fill {
     /// Tensors one after another, converted to elements.
-    Elements(Vec<String>),
-    /// Tensors one after another, which are matrices one after another, converted to elements and put into the
-    /// device's order.
-    Matrices { names: Vec<String>, matrix: Matrix, count: usize },
+    Elements(Vec<Spec>),
+    /// Tensors one after another, which are matrices one after another: elements, or codes and scales, in the device's
+    /// order.
+    Matrices { specs: Vec<Spec>, matrix: Matrix, count: usize },
     /// Tensors one after another, converted to f32.
-    Wide(Vec<String>),
+    Wide(Vec<Spec>),
     /// Bytes that come from the settings.
     Bytes(Vec<u8>),
 }
@@ -238,12 +260,14 @@ impl WeightPlan {
     /// Lays out the weights of `checkpoint` in this form.
     ///
     /// # Errors
-    /// The n-gram tables cannot be used as they lie in the files, and are to be.
+    /// The n-gram tables cannot be used as they lie in the files, and are to be; a size does not go with a format in
+    /// the device's order; a scale of a whole table cannot be read.
     pub fn new(checkpoint: &Checkpoint, form: WeightForm) -> Result<WeightPlan, Error> {
         let (region, sources, tables) = (Region::new(), Vec::new(), Vec::new());
-        let mut build = Builder { region, sources, tables, form };
-        let weights = build.weights(checkpoint);
+        let mut build = Builder { checkpoint, region, sources, tables, form };
+        let weights = build.weights()?;
         let Builder { region, sources, tables, .. } = build;
+        fits(&sources, form.order)?;
         if form.table == TablePlace::Mapped {
             tables.iter().try_for_each(|table| table.mappable(checkpoint, form.element))?;
         }
@@ -272,13 +296,17 @@ impl WeightPlan {
         if self.form.order == Order::Rows {
             return 0;
         }
-        let runs = self.sources.iter().filter_map(|source| match &source.fill {
-            Fill::Matrices { matrix, .. } => {
-                Some(matrix.groups * matrix.run(PACKED_ELEMENTS) * matrix.columns)
-            }
+        let batches = self.sources.iter().filter_map(|source| match &source.fill {
+            Fill::Matrices { matrix, count, .. } => Some(self.batch_bytes(matrix, *count)),
             _ => None,
         });
-        runs.max().unwrap_or(0) * self.form.element.bytes()
+        batches.max().unwrap_or(0)
+    }
+
+    /// Size in bytes of what is read of matrices at a time.
+    fn batch_bytes(&self, matrix: &Matrix, count: usize) -> usize {
+        let batch = Batches::new(*matrix, count, self.form.order).next().expect("there are matrices");
+        batch.part.bytes(batch.count, Order::Rows, self.form.element.bytes())
     }
 
     /// Allocates the memory and reads every weight into it. `progress` is told the bytes read so far, of
@@ -300,9 +328,9 @@ impl WeightPlan {
             0 => None,
             bytes => Some((device.arena("weights on their way", bytes)?, device.stream())),
         };
-        let names = self.sources.iter().flat_map(|source| source.fill.names());
-        let names = names.chain(copied.iter().flat_map(|table| &table.shards));
-        let total = names.filter_map(|name| checkpoint.entry(name)).map(|entry| entry.bytes()).sum();
+        let specs = self.sources.iter().flat_map(|source| source.fill.specs());
+        let specs = specs.chain(copied.iter().flat_map(|table| &table.shards));
+        let total = specs.map(|spec| checkpoint.expect(spec).bytes()).sum();
         let mut done = 0;
         let mut told = |bytes| {
             done += bytes;
@@ -314,27 +342,40 @@ impl WeightPlan {
                 Fill::Wide(_) => ElementType::F32,
                 _ => self.form.element,
             };
-            let mut tensors = TensorReader::new(checkpoint, source.fill.names(), element);
-            match (&source.fill, &staging) {
-                (Fill::Bytes(bytes), _) => arena.write(to, bytes)?,
-                (Fill::Matrices { matrix, count, .. }, Some((staging, stream))) => {
-                    let mut packing = Packing { staging, stream, arena: &arena, to, element };
-                    for _ in 0..*count {
-                        packing.matrix(matrix, &mut tensors, &mut told)?;
+            let mut reader = Reader::new(checkpoint, source.fill.specs(), element);
+            match &source.fill {
+                Fill::Bytes(bytes) => arena.write(to, bytes)?,
+                Fill::Elements(_) | Fill::Wide(_) => {
+                    copy(source.span.bytes, &mut |run, from| {
+                        reader.elements(run, &mut told)?;
+                        Ok(arena.write(to.byte_add(from), run)?)
+                    })?;
+                }
+                Fill::Matrices { matrix, count, .. } => {
+                    let mut loading = Loading {
+                        reader,
+                        staging: staging.as_ref(),
+                        arena: &arena,
+                        to,
+                        element,
+                        rows: Vec::new(),
+                    };
+                    for batch in Batches::new(*matrix, *count, self.form.order) {
+                        loading.batch(&batch, *count, matrix, &mut told)?;
                     }
                 }
-                _ => tensors.copy(&arena, to, source.span.bytes, &mut told)?,
             }
         }
         let mut tables = Vec::new();
         for (table, shards) in mapped.iter().zip(maps) {
-            table.tell(&arena, &shards.iter().map(Arena::base).collect::<Vec<_>>())?;
+            let at: Vec<Ptr<u8>> = shards.iter().map(Arena::base).collect();
+            let (rows, scales) = at.split_at(table.shards.len());
+            table.tell(&arena, rows, scales)?;
             tables.extend(shards);
         }
         for table in copied {
             let (room, to) = table.room(&arena, device)?;
-            let mut tensors = TensorReader::new(checkpoint, &table.shards, self.form.element);
-            tensors.copy(&room, to, table.bytes, &mut told)?;
+            table.copy(checkpoint, &room, to, self.form.element, &mut told)?;
             table.tell_from(&arena, to)?;
             tables.extend(table.span.is_none().then_some(room));
         }
@@ -349,155 +390,178 @@ impl WeightPlan {
 
 impl Fill {
     /// The tensors of it.
-    fn names(&self) -> &[String] {
+    fn specs(&self) -> &[Spec] {
         match self {
-            Fill::Elements(names) | Fill::Wide(names) | Fill::Matrices { names, .. } => names,
+            Fill::Elements(specs) | Fill::Wide(specs) | Fill::Matrices { specs, .. } => specs,
             Fill::Bytes(_) => &[],
         }
     }
 }
 
-/// Bytes read from a file at a time.
-const READ_BYTES: usize = 4 << 20;
+/// That every matrix can lie in this order.
+fn fits(sources: &[Source], order: Order) -> Result<(), Error> {
+    for source in sources {
+        let Fill::Matrices { specs, matrix, .. } = &source.fill else { continue };
+        matrix.check(order).map_err(|problem| {
+            Error::Setting(format!(
+                "{}, stored as {}: {problem}; use --device host, or a checkpoint that stores it in bf16",
+                specs[0].name,
+                matrix.format.name()
+            ))
+        })?;
+    }
+    Ok(())
+}
 
-/// Elements of a matrix that are packed at a time, unless its rows cannot be told apart.
-const PACKED_ELEMENTS: usize = 16 << 20;
+/// Bytes copied at a time.
+const COPIED_BYTES: usize = 4 << 20;
 
-/// Matrices on their way into the device's order.
-struct Packing<'a> {
-    staging: &'a Arena,
-    stream: &'a Stream,
+/// Copies so many bytes run by run: `each` fills a run and takes it where it belongs, from that byte on.
+fn copy(bytes: usize, each: &mut dyn FnMut(&mut [u8], usize) -> Result<(), Error>) -> Result<(), Error> {
+    let mut buffer = vec![0; bytes.min(COPIED_BYTES)];
+    (0..bytes)
+        .step_by(COPIED_BYTES)
+        .try_for_each(|from| each(&mut buffer[..COPIED_BYTES.min(bytes - from)], from))
+}
+
+/// Numbers of matrices that are read and packed at a time, unless a matrix has more whose rows share tiles.
+const BATCH_NUMBERS: usize = 16 << 20;
+
+/// What is read of matrices at a time: some of them, or a run of the outputs of one.
+struct Batch {
+    /// The matrix, with these outputs only.
+    part: Matrix,
+    /// Its first output.
+    from: usize,
+    /// The first matrix.
+    first: usize,
+    /// How many.
+    count: usize,
+}
+
+/// Matrices one after another, batch by batch.
+struct Batches {
+    matrix: Matrix,
+    count: usize,
+    run: usize,
+    together: usize,
+    first: usize,
+    from: usize,
+}
+
+impl Batches {
+    fn new(matrix: Matrix, count: usize, order: Order) -> Batches {
+        // Rows that share no tiles can be told apart.
+        let matrix = match order {
+            Order::Rows => Matrix { outputs: matrix.rows(), groups: 1, ..matrix },
+            Order::Tiles => matrix,
+        };
+        let run = matrix.run(BATCH_NUMBERS).min(matrix.outputs);
+        let together = match run == matrix.outputs {
+            true => (BATCH_NUMBERS / matrix.elements(Order::Rows)).clamp(1, count),
+            false => 1,
+        };
+        Batches { matrix, count, run, together, first: 0, from: 0 }
+    }
+}
+
+impl Iterator for Batches {
+    type Item = Batch;
+
+    fn next(&mut self) -> Option<Batch> {
+        if self.first == self.count {
+            return None;
+        }
+        let outputs = self.run.min(self.matrix.outputs - self.from);
+        let part = Matrix { outputs, ..self.matrix };
+        let count = self.together.min(self.count - self.first);
+        let batch = Batch { part, from: self.from, first: self.first, count };
+        self.from += outputs;
+        if self.from == self.matrix.outputs {
+            self.from = 0;
+            self.first += count;
+        }
+        Some(batch)
+    }
+}
+
+/// Matrices on their way into memory, in the device's order.
+struct Loading<'a> {
+    reader: Reader<'a>,
+    /// Where rows are packed from, if they are packed.
+    staging: Option<&'a (Arena, Stream)>,
     arena: &'a Arena,
     to: Ptr<u8>,
     element: ElementType,
+    /// Rows of a batch, part by part.
+    rows: Vec<u8>,
 }
 
-impl Packing<'_> {
-    fn matrix(
+impl Loading<'_> {
+    fn batch(
         &mut self,
-        matrix: &Matrix,
-        tensors: &mut TensorReader<'_>,
+        batch: &Batch,
+        count: usize,
+        whole: &Matrix,
         told: &mut dyn FnMut(u64),
     ) -> Result<(), Error> {
-        let run = matrix.run(PACKED_ELEMENTS);
-        let mut rows =
-            vec![0; matrix.groups * run.min(matrix.outputs) * matrix.columns * self.element.bytes()];
-        for from in (0..matrix.outputs).step_by(run) {
-            let part = Matrix { outputs: run.min(matrix.outputs - from), ..*matrix };
-            let rows = &mut rows[..part.elements(Order::Rows) * self.element.bytes()];
-            tensors.read(rows, told)?;
-            self.staging.write(self.staging.base(), rows)?;
-            let mut emission = Emission::new();
-            let place = |order, base| tiles::Place::new(&part, 1, order, self.element.bytes(), base);
-            let (from, to) = (place(Order::Rows, self.staging.base()), place(Order::Tiles, self.to));
-            let args = tiles::Args::new(&part, 1, from, to);
-            launch!(emission, self.element, tiles::Pack, &args)?;
-            self.stream.run(emission, &[self.staging.clone(), self.arena.clone()])?;
-            self.stream.synchronize()?;
-            self.to = self.to.byte_add(part.elements(Order::Tiles) * self.element.bytes());
-        }
-        Ok(())
-    }
-}
-
-/// Reads tensors one after another, converted to one element type.
-struct TensorReader<'a> {
-    checkpoint: &'a Checkpoint,
-    names: std::slice::Iter<'a, String>,
-    element: ElementType,
-    /// The tensor being read and the bytes of it that were.
-    current: Option<(&'a str, u64)>,
-}
-
-impl<'a> TensorReader<'a> {
-    fn new(checkpoint: &'a Checkpoint, names: &'a [String], element: ElementType) -> TensorReader<'a> {
-        TensorReader { checkpoint, names: names.iter(), element, current: None }
-    }
-
-    /// Copies the next `bytes` bytes of elements to `to` in `arena`.
-    fn copy(
-        &mut self,
-        arena: &Arena,
-        to: Ptr<u8>,
-        bytes: usize,
-        told: &mut dyn FnMut(u64),
-    ) -> Result<(), Error> {
-        let mut buffer = vec![0; bytes.min(READ_BYTES)];
-        for from in (0..bytes).step_by(READ_BYTES) {
-            let run = &mut buffer[..READ_BYTES.min(bytes - from)];
-            self.read(run, told)?;
-            arena.write(to.byte_add(from), run)?;
-        }
-        Ok(())
-    }
-
-    /// Reads the next elements, as many as `into` holds.
-    fn read(&mut self, mut into: &mut [u8], told: &mut dyn FnMut(u64)) -> Result<(), Error> {
-        while !into.is_empty() {
-            let (name, from) = match self.current.take() {
-                Some(current) => current,
-                None => (self.names.next().expect("a weight is as large as its tensors").as_str(), 0),
-            };
-            let entry = self.checkpoint.entry(name).expect("the layout's tensors are in the checkpoint");
-            let stored = match entry.dtype {
-                Dtype::BF16 => 2,
-                Dtype::F32 => 4,
-                other => unreachable!("the layout permits no {other:?} weight"),
-            };
-            let left = ((entry.bytes() - from) as usize).min(READ_BYTES) / stored;
-            let count = left.min(into.len() / self.element.bytes());
-            let (now, later) = into.split_at_mut(count * self.element.bytes());
-            match (entry.dtype, self.element) {
-                (Dtype::BF16, ElementType::Bf16) | (Dtype::F32, ElementType::F32) => {
-                    self.checkpoint.read_range(name, from, now)?;
-                }
-                (dtype, _) => {
-                    let mut raw = vec![0; count * stored];
-                    self.checkpoint.read_range(name, from, &mut raw)?;
-                    convert(dtype, &raw, now);
+        let (part, bytes) = (batch.part, self.element.bytes());
+        let (parts, size) = part.parts(batch.count, Order::Rows, bytes);
+        self.rows.resize(size, 0);
+        let (codes, rest) = self.rows.split_at_mut(parts.scales);
+        let (scales, globals) = rest.split_at_mut(parts.globals - parts.scales);
+        let one = part.sizes(Order::Rows, bytes);
+        let rows = Rows {
+            codes: &mut codes[..batch.count * one.codes],
+            scales: &mut scales[..batch.count * one.scales],
+            globals: &mut globals[..batch.count * one.globals],
+        };
+        self.reader.rows(part.format, part.columns, rows, told)?;
+        let order = if self.staging.is_some() { Order::Tiles } else { Order::Rows };
+        let all = if self.staging.is_some() {
+            *whole
+        } else {
+            Matrix { outputs: whole.rows(), groups: 1, ..*whole }
+        };
+        let to = tiles::Place::new(&all, count, order, bytes, self.to);
+        let to = to.from(&all, order, bytes, batch.first, batch.from);
+        let Some((staging, stream)) = self.staging else {
+            self.arena.write(to.codes, &self.rows[..batch.count * one.codes])?;
+            for (to, from, bytes) in
+                [(to.scales, parts.scales, one.scales), (to.globals, parts.globals, one.globals)]
+            {
+                if bytes > 0 {
+                    self.arena.write(to, &self.rows[from..][..batch.count * bytes])?;
                 }
             }
-            let read = (count * stored) as u64;
-            told(read);
-            self.current = Some((name, from + read)).filter(|(_, at)| *at < entry.bytes());
-            into = later;
-        }
-        Ok(())
+            return Ok(());
+        };
+        staging.write(staging.base(), &self.rows)?;
+        let from = tiles::Place::new(&part, batch.count, Order::Rows, bytes, staging.base());
+        let mut emission = Emission::new();
+        let args = tiles::Args::new(&part, batch.count, from, to);
+        launch!(emission, self.element, [part.format], tiles::Pack, &args)?;
+        stream.run(emission, &[staging.clone(), self.arena.clone()])?;
+        Ok(stream.synchronize()?)
     }
 }
 
-/// Widens stored bf16, or narrows stored f32.
-fn convert(stored: Dtype, from: &[u8], to: &mut [u8]) {
-    if stored == Dtype::BF16 {
-        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
-            *to = bf16::from_le_bytes(*from).widen().to_le_bytes();
-        }
-    } else {
-        for (from, to) in from.as_chunks().0.iter().zip(to.as_chunks_mut().0) {
-            *to = bf16::narrow(f32::from_le_bytes(*from)).to_le_bytes();
-        }
-    }
-}
-
-struct Builder {
+struct Builder<'c> {
+    checkpoint: &'c Checkpoint,
     region: Region,
     sources: Vec<Source>,
     tables: Vec<TablePlan>,
     form: WeightForm,
 }
 
-impl Builder {
+impl Builder<'_> {
     /// Tensors one after another. They have one inner width, so they are made alike.
     fn stack<'a>(&mut self, specs: impl IntoIterator<Item = &'a Spec>) -> Span {
-        let (mut names, mut elements, mut made) = (Vec::new(), 0, None);
-        for spec in specs {
-            elements += spec.shape.iter().product::<usize>();
-            names.push(spec.name.clone());
-            made.get_or_insert(Made::of(spec));
-        }
-        let span = self.region.add(names[0].clone(), elements * self.form.element.bytes());
-        let made = made.expect("a stack has tensors");
-        self.sources.push(Source { span, fill: Fill::Elements(names), made });
+        let specs: Vec<Spec> = specs.into_iter().cloned().collect();
+        let elements: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+        let span = self.region.add(specs[0].name.clone(), elements * self.form.element.bytes());
+        let made = Made::of(&specs[0]);
+        self.sources.push(Source { span, fill: Fill::Elements(specs), made });
         span
     }
 
@@ -507,25 +571,46 @@ impl Builder {
         span
     }
 
-    /// `count` matrices of the same form, of all the tensors one after another.
+    /// `count` matrices of the same form, of all the tensors one after another, which are stored alike.
     fn matrices<'a>(
         &mut self,
         specs: impl IntoIterator<Item = &'a Spec>,
         matrix: Matrix,
         count: usize,
     ) -> Span {
-        let names: Vec<String> = specs.into_iter().map(|spec| spec.name.clone()).collect();
-        let bytes = count * matrix.elements(self.form.order) * self.form.element.bytes();
-        let span = self.region.add(names[0].clone(), bytes);
+        let specs: Vec<Spec> = specs.into_iter().cloned().collect();
+        let matrix = matrix.stored(format_of(&specs[0]));
+        let bytes = matrix.bytes(count, self.form.order, self.form.element.bytes());
+        let span = self.region.add(specs[0].name.clone(), bytes);
         let made = Made::matrix(matrix.columns);
-        self.sources.push(Source { span, fill: Fill::Matrices { names, matrix, count }, made });
+        self.sources.push(Source { span, fill: Fill::Matrices { specs, matrix, count }, made });
         span
     }
 
-    /// A matrix of tensors that lie on top of each other.
+    /// A matrix of tensors that lie on top of each other and are stored alike.
     fn matrix(&mut self, specs: &[&Spec], form: impl FnOnce(Matrix) -> Matrix) -> Span {
         let outputs = specs.iter().map(|spec| spec.shape[0]).sum();
         self.matrices(specs.iter().copied(), form(Matrix::plain(outputs, specs[0].shape[1])), 1)
+    }
+
+    /// A matrix of one tensor.
+    fn piece(&mut self, spec: &Spec, form: impl FnOnce(Matrix) -> Matrix) -> Piece<Span> {
+        Piece { at: self.matrix(&[spec], form), outputs: spec.shape[0], format: format_of(spec) }
+    }
+
+    /// A matrix of tensors that lie on top of each other: those that are stored alike and can share tiles together.
+    fn pieces(&mut self, specs: &[&Spec]) -> Vec<Piece<Span>> {
+        // A scale of fp8 serves eight rows of a tile.
+        let apart = |a: &&Spec, b: &&Spec| {
+            let format = format_of(a);
+            format == format_of(b) && !(format == Format::Fp8 && a.shape[0] % 8 != 0)
+        };
+        let runs: Vec<&[&Spec]> = specs.chunk_by(apart).collect();
+        let piece = |run: &[&Spec]| {
+            let outputs = run.iter().map(|spec| spec.shape[0]).sum();
+            Piece { at: self.matrix(run, |matrix| matrix), outputs, format: format_of(run[0]) }
+        };
+        runs.into_iter().map(piece).collect()
     }
 
     fn one(&mut self, spec: &Spec) -> Span {
@@ -534,7 +619,7 @@ impl Builder {
 
     fn wide(&mut self, spec: &Spec, made: Made) -> Span {
         let span = self.region.array::<f32>(spec.name.clone(), spec.shape.iter().product());
-        self.sources.push(Source { span, fill: Fill::Wide(vec![spec.name.clone()]), made });
+        self.sources.push(Source { span, fill: Fill::Wide(vec![spec.clone()]), made });
         span
     }
 
@@ -545,55 +630,64 @@ impl Builder {
         span
     }
 
-    fn weights(&mut self, checkpoint: &Checkpoint) -> Weights<Span> {
+    fn weights(&mut self) -> Result<Weights<Span>, Error> {
+        let checkpoint = self.checkpoint;
         let layout: &Layout = &checkpoint.layout;
         let rotary = &checkpoint.config.rotary;
         let frequencies = kernels::rope::frequencies(rotary.theta as f32, rotary.width);
         let (mixer, config) = (&layout.final_mixer, &checkpoint.config);
         let streams = config.hc_count;
-        Weights {
+        Ok(Weights {
             embed: self.one(&layout.embed_tokens),
             frequencies: self.constant("rotary frequencies", &frequencies),
-            layers: layout.layers.iter().map(|layer| self.layer(layer, config)).collect(),
+            layers: layout.layers.iter().map(|layer| self.layer(layer, config)).collect::<Result<_, _>>()?,
             mixer: HyperWeights {
                 gain: self.one(&mixer.hc_norm),
                 down: self.matrix(&[&mixer.mix_down], |matrix| matrix),
                 up: self.matrix(&[&mixer.mix_up], |matrix| matrix.grouped(streams)),
                 injects: false,
             },
-            head: self.matrix(&[&layout.lm_head], |matrix| matrix),
-        }
+            head: self.piece(&layout.lm_head, |matrix| matrix),
+        })
     }
 
-    fn layer(&mut self, layer: &crate::checkpoint::layout::Layer, c: &ModelConfig) -> LayerWeights<Span> {
+    fn layer(
+        &mut self,
+        layer: &crate::checkpoint::layout::Layer,
+        c: &ModelConfig,
+    ) -> Result<LayerWeights<Span>, Error> {
         let (inner, hidden, experts) = (c.moe_intermediate_size, c.hidden_size, c.num_experts);
         let gate_up = Matrix::plain(2 * inner, hidden).grouped(2);
         let down = Matrix::plain(hidden, inner).cut();
-        LayerWeights {
-            ngram: layer.ple.as_ref().map(|ple| self.ngram(ple)),
+        Ok(LayerWeights {
+            ngram: layer.ple.as_ref().map(|ple| self.ngram(ple)).transpose()?,
             attn: self.hyper(&layer.attn_hyper_connection, c),
             mixer: match &layer.mixer {
                 TokenMixer::Linear(w) => MixerWeights::Recurrent(RecurrentWeights {
-                    input: self
-                        .matrix(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a], |matrix| matrix),
+                    input: self.pieces(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a]),
                     conv: self.one(&w.conv1d),
                     a_log: self.wide(&w.a_log, Made::A_LOG),
                     dt_bias: self.wide(&w.dt_bias, Made::DT_BIAS),
                     norm: self.plain_gain(&w.norm),
-                    output: self.matrix(&[&w.out_proj], Matrix::cut),
+                    output: self.piece(&w.out_proj, Matrix::cut),
                 }),
                 TokenMixer::Sparse(w) => MixerWeights::Sparse(SparseWeights {
-                    input: self.matrix(&[&w.q_proj, &w.k_proj, &w.v_proj, &w.index_qk_proj], |matrix| matrix),
+                    input: self.pieces(&[&w.q_proj, &w.k_proj, &w.v_proj, &w.index_qk_proj]),
                     q_gain: self.one(&w.q_norm),
                     k_gain: self.one(&w.k_norm),
                     index_q_gain: self.one(&w.index_q_norm),
                     index_k_gain: self.one(&w.index_k_norm),
-                    output: self.matrix(&[&w.o_proj], Matrix::cut),
+                    output: self.piece(&w.o_proj, Matrix::cut),
                 }),
             },
             mlp: self.hyper(&layer.mlp_hyper_connection, c),
             moe: MoeWeights {
                 router: self.matrix(&[&layer.moe.shared.router, &layer.moe.shared.gate], |matrix| matrix),
+                routed: match &layer.moe.experts {
+                    Experts::Fused { gate_up, .. } => format_of(gate_up),
+                    Experts::Split(each) => format_of(&each[0].gate),
+                },
+                shared: format_of(&layer.moe.shared.gate_proj),
                 gate_up: match &layer.moe.experts {
                     Experts::Fused { gate_up: tensor, .. } => self.matrices([tensor], gate_up, experts),
                     Experts::Split(each) => {
@@ -610,7 +704,7 @@ impl Builder {
                     }),
                 shared_down: self.matrix(&[&layer.moe.shared.down_proj], Matrix::cut),
             },
-        }
+        })
     }
 
     fn hyper(&mut self, w: &HyperConnection, c: &ModelConfig) -> HyperWeights<Span> {
@@ -623,23 +717,30 @@ impl Builder {
     }
 
     /// Makes room for the addresses of a table's shards, and for the table if it lives with the weights.
-    fn table(&mut self, ple: &Ple) -> Span {
-        let elements: usize = ple.shards.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
-        let shards: Vec<String> = ple.shards.iter().map(|spec| spec.name.clone()).collect();
-        let bytes = elements * self.form.element.bytes();
-        let addresses = self.region.array::<Ptr<u8>>("n-gram shards", shards.len());
-        let inside = self.form.table == TablePlace::Device;
-        let span = inside.then(|| self.region.add(shards[0].clone(), bytes));
-        self.tables.push(TablePlan { addresses, span, shards, bytes, made: Made::of(&ple.shards[0]) });
-        addresses
+    fn table(&mut self, ple: &Ple) -> Result<(Span, Option<Span>), Error> {
+        let shards = ple.shards.len();
+        let addresses = self.region.array::<Ptr<u8>>("n-gram shards", shards);
+        let scaled = format_of(&ple.shards[0]) == Format::Nvfp4;
+        let scales = scaled.then(|| self.region.array::<Ptr<u8>>("n-gram scales", shards));
+        let mut table = TablePlan::new(ple, self.form.element, addresses, scales);
+        if self.form.table == TablePlace::Device {
+            table.span = Some(self.region.add(ple.shards[0].name.clone(), table.bytes));
+        }
+        self.tables.push(table);
+        Ok((addresses, scales))
     }
 
-    fn ngram(&mut self, ple: &Ple) -> NgramWeights<Span> {
-        NgramWeights {
+    fn ngram(&mut self, ple: &Ple) -> Result<NgramWeights<Span>, Error> {
+        let (shards, scales) = self.table(ple)?;
+        let table = &ple.shards[0];
+        Ok(NgramWeights {
             multipliers: self.constant("n-gram multipliers", &ple.hash.multipliers),
             primes: self.constant("n-gram primes", &ple.hash.primes),
             offsets: self.constant("n-gram offsets", &ple.hash.offsets),
-            shards: self.table(ple),
+            format: format_of(table),
+            shards,
+            scales,
+            global: Reader::new(self.checkpoint, &[], self.form.element).global(table)?,
             table_rows: ple.shards.len() * ple.shard_rows,
             shard_rows: ple.shard_rows,
             key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),
@@ -647,8 +748,18 @@ impl Builder {
             query_gain: self.one(&ple.dense.norm_query),
             conv_gain: self.one(&ple.dense.norm_conv),
             conv: self.one(&ple.dense.conv1d),
-        }
+        })
     }
+}
+
+impl<T> Piece<T> {
+    fn map<U>(self, f: &mut impl FnMut(T) -> U) -> Piece<U> {
+        Piece { at: f(self.at), outputs: self.outputs, format: self.format }
+    }
+}
+
+fn map_all<T, U>(pieces: Vec<Piece<T>>, f: &mut impl FnMut(T) -> U) -> Vec<Piece<U>> {
+    pieces.into_iter().map(|piece| piece.map(f)).collect()
 }
 
 impl<T> Weights<T> {
@@ -659,7 +770,7 @@ impl<T> Weights<T> {
             frequencies: f(self.frequencies),
             layers: self.layers.into_iter().map(|layer| layer.map(f)).collect(),
             mixer: self.mixer.map(f),
-            head: f(self.head),
+            head: self.head.map(f),
         }
     }
 }
@@ -671,7 +782,10 @@ impl<T> LayerWeights<T> {
                 multipliers: f(n.multipliers),
                 primes: f(n.primes),
                 offsets: f(n.offsets),
+                format: n.format,
                 shards: f(n.shards),
+                scales: n.scales.map(&mut *f),
+                global: n.global,
                 table_rows: n.table_rows,
                 shard_rows: n.shard_rows,
                 key_value: f(n.key_value),
@@ -683,25 +797,27 @@ impl<T> LayerWeights<T> {
             attn: self.attn.map(f),
             mixer: match self.mixer {
                 MixerWeights::Recurrent(w) => MixerWeights::Recurrent(RecurrentWeights {
-                    input: f(w.input),
+                    input: map_all(w.input, f),
                     conv: f(w.conv),
                     a_log: f(w.a_log),
                     dt_bias: f(w.dt_bias),
                     norm: f(w.norm),
-                    output: f(w.output),
+                    output: w.output.map(f),
                 }),
                 MixerWeights::Sparse(w) => MixerWeights::Sparse(SparseWeights {
-                    input: f(w.input),
+                    input: map_all(w.input, f),
                     q_gain: f(w.q_gain),
                     k_gain: f(w.k_gain),
                     index_q_gain: f(w.index_q_gain),
                     index_k_gain: f(w.index_k_gain),
-                    output: f(w.output),
+                    output: w.output.map(f),
                 }),
             },
             mlp: self.mlp.map(f),
             moe: MoeWeights {
                 router: f(self.moe.router),
+                routed: self.moe.routed,
+                shared: self.moe.shared,
                 gate_up: f(self.moe.gate_up),
                 down: f(self.moe.down),
                 shared_gate_up: f(self.moe.shared_gate_up),

@@ -5,6 +5,7 @@ mod decode;
 mod inner;
 mod logits;
 mod probes;
+mod quantised;
 mod state;
 
 /// Largest difference of f32 logits, as a share of the largest expected one (the oracle's tolerance).

@@ -78,7 +78,7 @@ impl<E: Element> Layer<E> {
             rows: rows as u32,
             inner: self.inner as u32,
             outputs: self.outputs as u32,
-            zero: 0,
+            stride: self.outputs as u32,
         };
         scene.run::<D>(&args);
         scene.run::<P>(&Args { y: y_prompt.cast(), ..args });
@@ -192,7 +192,7 @@ fn alone_and_among(form: Form, inner: usize, outputs: usize, counts: &[usize]) {
 
 fn sizes_without_a_meaning_are_refused() {
     let scene = Scene::new();
-    let args = Args { rows: 1, inner: 3, outputs: 1, ..bytemuck::Zeroable::zeroed() };
+    let args = Args { rows: 1, inner: 3, outputs: 1, stride: 1, ..bytemuck::Zeroable::zeroed() };
     let why = scene.refused::<LinearCut<f32>>(&args);
     assert!(why.contains("inner 3 is not a multiple of the 2 cuts"), "{why}");
     for args in [Args { rows: 0, ..args }, Args { inner: 0, ..args }, Args { outputs: 0, ..args }] {
@@ -204,4 +204,6 @@ fn sizes_without_a_meaning_are_refused() {
             assert!(why.contains("must all be positive"), "{why}");
         }
     }
+    let why = scene.refused::<Linear<f32>>(&Args { outputs: 2, ..args });
+    assert!(why.contains("stride 1 is less than outputs 2"), "{why}");
 }

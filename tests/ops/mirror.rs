@@ -133,7 +133,9 @@ fn numbers_that_look_like_an_address_are_not_taken_for_one() {
 fn what_is_stacked_is_packed_one_by_one() {
     let matrix = Matrix::plain(6, 10).grouped(2);
     let rows: Vec<f32> = Draw::new(1).elements(matrix.elements(Order::Rows), 1.0);
-    let tiles = pack(&rows, &matrix);
+    let mut bytes = bytemuck::cast_slice::<f32, u8>(&rows).to_vec();
+    bytes.resize(matrix.bytes(1, Order::Rows, 4), 0);
+    let tiles: Vec<f32> = bytemuck::pod_collect_to_vec(&pack::<f32>(&bytes, &matrix, 1));
     assert_eq!(tiles.len(), matrix.elements(Order::Tiles));
     assert_eq!(tiles.iter().filter(|&&x| x != 0.0).count(), rows.len());
     same("rows", &mirrored_matrix(&rows, matrix), &rows);

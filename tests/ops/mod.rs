@@ -19,6 +19,7 @@ mod linear;
 mod mirror;
 mod ngram;
 mod numerics;
+mod quantised;
 mod random;
 mod read;
 mod residual;
@@ -28,7 +29,7 @@ mod tiles;
 
 /// All tests, each with its module.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
-    let modules: [(&str, &[Test]); 22] = [
+    let modules: [(&str, &[Test]); 23] = [
         ("advance", advance::TESTS),
         ("attend", attend::TESTS),
         ("conv", conv::TESTS),
@@ -45,6 +46,7 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
         ("ngram::feature", ngram::feature::TESTS),
         ("ngram::hash", ngram::hash::TESTS),
         ("numerics", numerics::TESTS),
+        ("quantised", quantised::TESTS),
         ("random", random::TESTS),
         ("read", read::TESTS),
         ("residual", residual::TESTS),

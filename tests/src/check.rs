@@ -64,8 +64,16 @@ impl Scene {
     /// So many weight matrices that launches may only read, row by row. A mirror has them in its own order.
     pub fn matrix<E: Element>(&mut self, label: &str, rows: &[E], matrix: Matrix, count: usize) -> Ptr<E> {
         assert_eq!(rows.len(), count * matrix.elements(Order::Rows), "`{label}`");
-        let there = self.mirror.as_ref().map_or(Vec::new(), |mirror| mirror.order(rows, &matrix));
-        self.kept(label, rows, there)
+        let mut bytes: Vec<u8> = bytemuck::cast_slice(rows).to_vec();
+        bytes.resize(matrix.bytes(count, Order::Rows, size_of::<E>()), 0);
+        self.stored::<E>(label, &bytes, matrix, count).cast()
+    }
+
+    /// The same of matrices in any format, as bytes: [`Matrix::parts`] says which.
+    pub fn stored<E: Element>(&mut self, label: &str, bytes: &[u8], matrix: Matrix, count: usize) -> Ptr<u8> {
+        let order = |mirror: &Mirror| mirror.order::<E>(bytes, &matrix, count);
+        let there = self.mirror.as_ref().map_or(Vec::new(), order);
+        self.kept(label, bytes, there)
     }
 
     /// Addresses in other buffers, which launches may only read. A mirror has those of its own buffers.

@@ -6,7 +6,7 @@ use graph::host::HostOptions;
 use graph::{Arena, Device, Emission, Kernel, Stream};
 use kernels::numerics::Element;
 use kernels::tiles::{self, Pack, Place};
-use kernels::weight::{Matrix, Order};
+use kernels::weight::{Format, Fp8, Matrix, Nvfp4, Order};
 
 /// The device that every new scene is mirrored on.
 static EVERYWHERE: OnceLock<Device> = OnceLock::new();
@@ -42,28 +42,36 @@ impl Mirror {
         self.stream.synchronize()
     }
 
-    /// Matrices in the order that the device reads.
-    pub(crate) fn order<E: Element>(&self, rows: &[E], matrix: &Matrix) -> Vec<E> {
+    /// `count` matrices, whose rows are these bytes, in the order that the device reads.
+    pub(crate) fn order<E: Element>(&self, rows: &[u8], matrix: &Matrix, count: usize) -> Vec<u8> {
         match Order::of(&self.device) {
             Order::Rows => rows.to_vec(),
-            Order::Tiles => rows.chunks(matrix.elements(Order::Rows)).flat_map(|m| pack(m, matrix)).collect(),
+            Order::Tiles => pack::<E>(rows, matrix, count),
         }
     }
 }
 
-/// A matrix in tiles.
-pub fn pack<E: Element>(rows: &[E], matrix: &Matrix) -> Vec<E> {
+/// `count` matrices in tiles; the bytes are as [`Matrix::parts`] says.
+pub fn pack<E: Element>(rows: &[u8], matrix: &Matrix, count: usize) -> Vec<u8> {
     let device = Device::host(HostOptions::default());
-    let arena = |label: &str, elements: usize| {
-        device.arena(label, elements * size_of::<E>()).expect("memory is plenty")
+    let bytes = |order| matrix.bytes(count, order, size_of::<E>());
+    assert_eq!(rows.len(), bytes(Order::Rows), "{count} of {matrix:?}");
+    let arena = |label: &str, order| device.arena(label, bytes(order)).expect("memory is plenty");
+    let (from, to) = (arena("rows", Order::Rows), arena("tiles", Order::Tiles));
+    // What lies between parts is nobody's.
+    to.write(to.base(), &vec![0u8; bytes(Order::Tiles)]).expect("the tiles are zero");
+    from.write(from.base(), rows).expect("the rows are written");
+    let place = |order, arena: &Arena| Place::new(matrix, count, order, size_of::<E>(), arena.base());
+    let args = tiles::Args::new(matrix, count, place(Order::Rows, &from), place(Order::Tiles, &to));
+    let mirror = Mirror::new(device.clone());
+    let keeps = [from, to.clone()];
+    let packed = match matrix.format {
+        Format::Plain => mirror.launch::<Pack<E>>(&args, &keeps),
+        Format::Fp8 => mirror.launch::<Pack<E, Fp8>>(&args, &keeps),
+        Format::Nvfp4 => mirror.launch::<Pack<E, Nvfp4>>(&args, &keeps),
     };
-    let count = matrix.elements(Order::Tiles);
-    let (from, to) = (arena("rows", rows.len()), arena("tiles", count));
-    from.write(from.base().cast(), rows).expect("the rows are written");
-    let place = |order, arena: &Arena| Place::new(matrix, 1, order, size_of::<E>(), arena.base());
-    let args = tiles::Args::new(matrix, 1, place(Order::Rows, &from), place(Order::Tiles, &to));
-    Mirror::new(device.clone()).launch::<Pack<E>>(&args, &[from, to.clone()]).expect("the matrix is packed");
-    to.read(to.base().cast(), count).expect("the tiles are read")
+    packed.expect("the matrices are packed");
+    to.read(to.base(), bytes(Order::Tiles)).expect("the tiles are read")
 }
 
 /// An argument block with its addresses changed: the words that `there` knows, which must be those that the

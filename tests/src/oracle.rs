@@ -24,7 +24,7 @@ pub struct Tensor {
     pub values: Vec<f64>,
 }
 
-/// All cases of a kind whose checkpoint is not quantised.
+/// All cases of a kind.
 pub fn cases(kind: &str) -> Vec<Case> {
     let manifest = read_json("tests/oracle/manifest.json");
     let all = manifest["cases"].as_array().expect("a list of cases").iter();

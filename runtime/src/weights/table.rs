@@ -7,8 +7,11 @@ use std::fmt;
 
 use graph::{Arena, Device, Ptr, Span};
 use kernels::numerics::ElementType;
+use kernels::weight::{Format, GROUP, Matrix, Order};
 
-use super::Made;
+use super::read::{Reader, Rows, format_of};
+use super::{COPIED_BYTES, Made, copy};
+use crate::checkpoint::layout::{Ple, Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::Error;
 
@@ -34,21 +37,64 @@ impl fmt::Display for TablePlace {
     }
 }
 
-/// How an n-gram table will lie in memory.
+/// How an n-gram table will lie in memory: its shards one after another, then their scales, if they have any.
 pub(super) struct TablePlan {
     /// Where the addresses of its shards go.
-    pub(super) addresses: Span,
+    addresses: Span,
+    /// Where those of their scales go, where they have any.
+    scale_addresses: Option<Span>,
     /// Where it goes itself, if it lives with the other weights.
     pub(super) span: Option<Span>,
     /// The tensors of its shards, in order.
-    pub(super) shards: Vec<String>,
-    /// Size of all shards, in elements of the model.
+    pub(super) shards: Vec<Spec>,
+    /// The tensors of their scales.
+    scales: Vec<Spec>,
+    /// How it is stored.
+    format: Format,
+    /// Size of a shard, without scales.
+    shard_bytes: usize,
+    /// Size of a shard's scales.
+    scale_bytes: usize,
+    /// Size of all.
     pub(super) bytes: usize,
     /// What it is made as if nothing is read.
     pub(super) made: Made,
 }
 
 impl TablePlan {
+    /// The plan of a table that lives elsewhere than the other weights, where addresses go to these places.
+    pub(super) fn new(
+        ple: &Ple,
+        element: ElementType,
+        addresses: Span,
+        scale_addresses: Option<Span>,
+    ) -> TablePlan {
+        let first = &ple.shards[0];
+        let format = format_of(first);
+        let numbers: usize = first.shape.iter().product();
+        let (shard_bytes, scale_bytes) = match format {
+            Format::Plain => (numbers * element.bytes(), 0),
+            Format::Fp8 => (numbers, 0),
+            Format::Nvfp4 => (numbers / 2, numbers / GROUP),
+        };
+        let scales = ple.shards.iter().filter_map(|shard| match &shard.stored {
+            Stored::Nvfp4 { scales, .. } => Some(Spec::clone(scales)),
+            _ => None,
+        });
+        TablePlan {
+            addresses,
+            scale_addresses,
+            span: None,
+            shards: ple.shards.clone(),
+            scales: scales.collect(),
+            format,
+            shard_bytes,
+            scale_bytes,
+            bytes: ple.shards.len() * (shard_bytes + scale_bytes),
+            made: Made::of(first),
+        }
+    }
+
     /// Room for all shards, one after another: among the weights, or in pinned memory of its own.
     pub(super) fn room(&self, weights: &Arena, device: &Device) -> graph::Result<(Arena, Ptr<u8>)> {
         match self.span {
@@ -61,27 +107,69 @@ impl TablePlan {
         }
     }
 
-    /// Tells the kernels, which read it in `weights`, where each shard is.
-    pub(super) fn tell(&self, weights: &Arena, shards: &[Ptr<u8>]) -> graph::Result<()> {
-        weights.write(self.addresses.at(weights.base()), shards)
+    /// Copies shards and scales to `to` in `room`.
+    pub(super) fn copy(
+        &self,
+        checkpoint: &Checkpoint,
+        room: &Arena,
+        to: Ptr<u8>,
+        element: ElementType,
+        told: &mut dyn FnMut(u64),
+    ) -> Result<(), Error> {
+        let mut reader = Reader::new(checkpoint, &self.shards, element);
+        if self.format == Format::Plain {
+            return copy(self.bytes, &mut |run, from| {
+                reader.elements(run, told)?;
+                Ok(room.write(to.byte_add(from), run)?)
+            });
+        }
+        let width = *self.shards[0].shape.last().expect("a table has rows");
+        let all = self.shards.len() * self.shard_bytes;
+        let rows = Matrix::plain(1, width).stored(self.format).sizes(Order::Rows, 0);
+        let step = (COPIED_BYTES / rows.codes).max(1);
+        let total = all / rows.codes;
+        for first in (0..total).step_by(step) {
+            let count = step.min(total - first);
+            let part = |bytes: usize| vec![0; count * bytes];
+            let (mut codes, mut scales, mut globals) =
+                (part(rows.codes), part(rows.scales), part(rows.globals));
+            let into = Rows { codes: &mut codes, scales: &mut scales, globals: &mut globals };
+            reader.rows(self.format, width, into, told)?;
+            room.write(to.byte_add(first * rows.codes), &codes)?;
+            if self.scale_bytes > 0 {
+                room.write(to.byte_add(all + first * rows.scales), &scales)?;
+            }
+        }
+        Ok(())
     }
 
-    /// As [`TablePlan::tell`], if the shards lie one after another from `first` on.
+    /// Tells the kernels, which read it in `weights`, where each shard is, and where its scales are.
+    pub(super) fn tell(&self, weights: &Arena, shards: &[Ptr<u8>], scales: &[Ptr<u8>]) -> graph::Result<()> {
+        weights.write(self.addresses.at(weights.base()), shards)?;
+        match self.scale_addresses {
+            Some(span) => weights.write(span.at(weights.base()), scales),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`TablePlan::tell`], if everything lies one after another from `first` on.
     pub(super) fn tell_from(&self, weights: &Arena, first: Ptr<u8>) -> graph::Result<()> {
-        let (count, shard) = (self.shards.len(), self.bytes / self.shards.len());
-        let shards: Vec<Ptr<u8>> = (0..count).map(|number| first.byte_add(number * shard)).collect();
-        self.tell(weights, &shards)
+        let count = self.shards.len();
+        let at = |from: usize, each: usize| -> Vec<Ptr<u8>> {
+            (0..count).map(|number| first.byte_add(from + number * each)).collect()
+        };
+        self.tell(weights, &at(0, self.shard_bytes), &at(count * self.shard_bytes, self.scale_bytes))
     }
 
-    /// Maps every shard.
+    /// Maps every shard, then the scales of every shard.
     pub(super) fn map(&self, checkpoint: &Checkpoint, device: &Device) -> Result<Vec<Arena>, Error> {
         device.maps_files().map_err(unmappable)?;
-        let shard = |name: &String| {
-            let entry = checkpoint.entry(name).expect("the layout's tensors are in the checkpoint");
+        let shard = |spec: &Spec| {
+            let entry = checkpoint.expect(spec);
             let (file, bytes) = (checkpoint.file(entry), entry.bytes() as usize);
             device.file_arena("n-gram table", file, entry.range.start, bytes).map_err(unmappable)
         };
-        self.shards.iter().map(shard).collect()
+        self.shards.iter().chain(&self.scales).map(shard).collect()
     }
 
     /// Whether every shard can be used as it lies in its file.
@@ -89,12 +177,16 @@ impl TablePlan {
     /// # Errors
     /// One cannot: which, and why.
     pub(super) fn mappable(&self, checkpoint: &Checkpoint, element: ElementType) -> Result<(), Error> {
-        self.shards.iter().try_for_each(|shard| mappable(checkpoint, element, shard))
+        match self.format {
+            Format::Plain => self.shards.iter().try_for_each(|shard| mappable(checkpoint, element, shard)),
+            // Single bytes, read as they are wherever they lie.
+            Format::Fp8 | Format::Nvfp4 => Ok(()),
+        }
     }
 }
 
-fn mappable(checkpoint: &Checkpoint, element: ElementType, name: &str) -> Result<(), Error> {
-    let entry = checkpoint.entry(name).expect("the layout's tensors are in the checkpoint");
+fn mappable(checkpoint: &Checkpoint, element: ElementType, spec: &Spec) -> Result<(), Error> {
+    let (name, entry) = (&spec.name, checkpoint.expect(spec));
     let stored = match element {
         ElementType::Bf16 => Dtype::BF16,
         ElementType::F32 => Dtype::F32,

@@ -146,6 +146,9 @@ fn gather<E: Element>(first: usize, ids: &[u32], table: &[E], scene: &mut Scene)
         ngram_size: 3,
         heads_per_ngram: 2,
         boundary: BOUNDARY,
+        scales: Ptr::NULL,
+        global: 1.0,
+        zero: 0,
     }
 }
 
