@@ -56,7 +56,7 @@ __device__ __forceinline__ bf16 activation(float gate, float up) { return narrow
 __device__ __forceinline__ u32 pair_tiles(u32 inner) { return ceil_div(inner, PAIRS); }
 
 // Units that a warp holds: of codes a whole slice or half, of the usual sizes.
-template <class F> __device__ constexpr u32 held() { return F::QUADS == 4 ? 1 : 5; }
+template <class F> __device__ constexpr u32 held() { return F::QUADS == 4 ? 1 : F::QUADS == 2 ? 2 : 5; }
 
 // Tile `tile` of an expert's gate and up projections, for one input.
 template <class F, class Depend>
@@ -95,22 +95,30 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
     up_one<R>(routed, tile, x, n.hidden, n.inner, a.a + (u64)pair * n.inner, [] {});
 }
 
-// Tile `tile` of a down projection over half `cut` of one input of `inner` columns, `units` of them in a half: the sums
-// of the tile's rows. `ready` is called when weights are on their way.
-template <class F, class Ready>
-__device__ __forceinline__ void down_one(const Tiles<F>& w, u32 tile, u32 cut, u32 units, bool live, const bf16* from,
-                                         u32 inner, float* products, Ready ready) {
-    const u32 lane = lane_id(), half = inner / CUTS;
-    Stream<F, held<F>(), 0> weights(w.run(tile, cut * units), live ? units : 0);
-    ready();
-    if (!live) return;
-    const bf16* const x[1] = {lane / 4 == 0 ? from + cut * half : nullptr};
+// Tile `tile` of the down projection of expert `id` over half `cut` of place `place` of a row, or of the shared expert:
+// the sums of the tile's rows, of whatever if the row has no such place or expert. The first one waits for the previous
+// launch when weights are on their way.
+template <class F>
+__device__ __forceinline__ void down_one(const DownArgs& a, u32 row, u32 place, bool shared, u32 id, bool exists, u32 tile,
+                                         u32 cut, bool first, float (&products)[TILE]) {
+    const Sizes& n = a.sizes;
+    const u32 inner = shared ? n.shared_inner : n.inner, half = inner / CUTS, units = ceil_div(half, UNIT);
+    const Tiles<F> w(shared ? a.shared_down : a.down, ceil_div(n.hidden, TILE), units * CUTS, shared ? 1 : n.experts, id);
+    Stream<F, held<F>(), 0> weights(w.run(tile, cut * units), place <= n.k && exists ? units : 0);
+    if (first) {
+        let_next_start();
+        wait_for_previous();
+    }
+    if (place > n.k) return;
+    const bf16* const from = shared ? a.s + (u64)row * inner : a.a + ((u64)row * n.k + place) * inner;
+    const bf16* const x[1] = {lane_id() / 4 == 0 ? from + cut * half : nullptr};
+    const bool aligned = aligned16(from) && half % 8 == 0;
     float sums[1][4] = {};
-    weights.multiply(sums, x, 0, half, aligned16(from) && half % 8 == 0);
+    weights.multiply(sums, x, 0, half, aligned);
     const Halves numbers = w.whole(tile);
-    if (lane % 4 == 0) {
-        products[lane / 4] = whole<F>(sums[0][0], numbers.low);
-        products[lane / 4 + 8] = whole<F>(sums[0][2], numbers.high);
+    if (lane_id() % 4 == 0) {
+        products[lane_id() / 4] = whole<F>(sums[0][0], numbers.low);
+        products[lane_id() / 4 + 8] = whole<F>(sums[0][2], numbers.high);
     }
 }
 
@@ -119,32 +127,18 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
     __shared__ float products[PLACES][TILE];
     const Sizes& n = a.sizes;
     const u32 row = blockIdx.x % n.rows, tile = blockIdx.x / n.rows, cut = blockIdx.y;
-    const u32 tiles = ceil_div(n.hidden, TILE);
     const u32* const ids = a.ids + (u64)row * n.k;
-    bool waited = false, known = true;
-    const auto ready = [&] {
-        if (waited) return;
-        let_next_start();
-        wait_for_previous();
-        waited = true;
-    };
+    bool known = true;
     float sum = 0.0f;
-#pragma unroll 1
     for (u32 base = 0; base <= n.k; base += PLACES) {
         const u32 held = least(PLACES, n.k + 1 - base), place = base + warp_id();
-        const bool shared = place == n.k, mine = place <= n.k;
-        const u32 inner = shared ? n.shared_inner : n.inner, units = ceil_div(inner / CUTS, UNIT);
-        const u32 id = mine && !shared ? __ldcg(ids + place) : 0;
+        const bool shared = place == n.k;
+        const u32 id = place < n.k ? __ldcg(ids + place) : 0;
         const bool exists = shared || id < n.experts;
-        const bf16* const from = shared ? a.s + (u64)row * inner : a.a + ((u64)row * n.k + place) * inner;
-        float* const to = products[warp_id()];
-        if (SAME<R, S> || !shared) {
-            const Tiles<R> w(shared ? a.shared_down : a.down, tiles, units * CUTS, shared ? 1 : n.experts,
-                             exists ? id : 0);
-            down_one(w, tile, cut, units, mine && exists, from, inner, to, ready);
-        } else if constexpr (!SAME<R, S>) {
-            down_one(Tiles<S>(a.shared_down, tiles, units * CUTS), tile, cut, units, true, from, inner, to, ready);
-        }
+        if (SAME<R, S> || !shared)
+            down_one<R>(a, row, place, SAME<R, S> && shared, id, exists, tile, cut, base == 0, products[warp_id()]);
+        else
+            down_one<S>(a, row, place, true, 0, true, tile, cut, base == 0, products[warp_id()]);
         known = __syncthreads_and(known && exists);
         for (u32 i = 0; threadIdx.x < TILE && i < held; ++i)
             sum = add(sum, mul(a.weights[(u64)row * (n.k + 1) + base + i], products[i][threadIdx.x]));

@@ -94,7 +94,7 @@ template <class F> struct Run {
     }
     __device__ __forceinline__ void load(u32 unit, Quad (&to)[F::QUADS], typename F::Scale& scale) const {
 #pragma unroll
-        for (u32 i = 0; i < F::QUADS; ++i) to[i] = load_weight(codes + (unit * F::QUADS + i) * 32);
+        for (u32 i = 0; i < F::QUADS; ++i) to[i] = load_weight(codes + unit * (F::QUADS * 32) + i * 32);
         scale = F::scale(scales, unit);
     }
 };
@@ -119,7 +119,9 @@ template <class F> struct Tiles {
     }
     __device__ __forceinline__ Run<F> run(u32 tile, u32 unit) const {
         const u64 at = (u64)tile * units + unit;
-        return Run<F>{codes + at * UNIT_QUADS + lane_id(), F::scale_of_lane(scales + at * F::SCALE_BYTES)};
+        const Quad* const from = codes + at * UNIT_QUADS + lane_id();
+        if constexpr (F::SCALE_BYTES == 0) return Run<F>{from, nullptr};
+        else return Run<F>{from, F::scale_of_lane(scales + at * F::SCALE_BYTES)};
     }
     // The numbers of rows g and g + 8 of a tile, for g = lane / 4.
     __device__ __forceinline__ Halves whole(u32 tile) const {

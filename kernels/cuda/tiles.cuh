@@ -77,16 +77,23 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[
     }
 }
 
+__device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const Strip& x) {
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j)
+        mma(sum, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
+            x.half[j / 2].word[j % 2 * 2 + 1]);
+}
+
 // Adds the product of a unit and a tile of 8 rows.
 template <class F>
 __device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const typename F::Scale& scale, const Strip& x) {
-    float part[4] = {};
-    float(&to)[4] = F::SCALED ? part : sum;
-#pragma unroll
-    for (u32 j = 0; j < 4; ++j)
-        mma(to, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
-            x.half[j / 2].word[j % 2 * 2 + 1]);
-    add_scaled<F>(sum, part, scale);
+    if constexpr (F::SCALED) {
+        float part[4] = {};
+        mma_unit(part, w, x);
+        add_scaled<F>(sum, part, scale);
+    } else {
+        mma_unit(sum, w, x);
+    }
 }
 
 // A run of units of one tile on its way through the registers of a warp, DEPTH of them at a time; rows are read LEAD
@@ -110,10 +117,15 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
         run.load(unit, held[place], scales[place]);
     }
 
-    // The operands of a unit that is held.
-    __device__ __forceinline__ void fragments(u32 place, Quad (&w)[4]) const {
+    // The operands of a unit that is held: elements themselves, or what is made of codes.
+    __device__ __forceinline__ const Quad (&operands(u32 place, Quad (&made)[4]) const)[4] {
+        if constexpr (F::QUADS == 4) {
+            return held[place];
+        } else {
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) w[j] = F::fragment(held[place], scales[place], j);
+            for (u32 j = 0; j < 4; ++j) made[j] = F::fragment(held[place], scales[place], j);
+            return made;
+        }
     }
 
     // Adds the products with NT tiles of 8 rows: `x` are this lane's rows g of each, null where there is none;
@@ -137,8 +149,8 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
             for (u32 d = 0; d < DEPTH; ++d) {
                 const u32 unit = base + d;
                 if (unit >= whole) break;
-                Quad w[4];
-                fragments(d, w);
+                Quad made[4];
+                const Quad(&w)[4] = operands(d, made);
                 if constexpr (AHEAD > 0) {
                     mma_unit<F>(sums[0], w, scales[d], ahead[d % AHEAD]);
                     if (d + AHEAD < DEPTH) ahead[d % AHEAD] = strip(0, unit + AHEAD);
@@ -153,8 +165,8 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
 #pragma unroll 1
         for (u32 unit = whole; unit < count; ++unit) {
             load(from, 0, unit);
-            Quad w[4];
-            fragments(0, w);
+            Quad made[4];
+            const Quad(&w)[4] = operands(0, made);
 #pragma unroll
             for (u32 n = 0; n < NT; ++n)
                 mma_unit<F>(sums[n], w, scales[0], ragged_strip(x[n], at + unit * UNIT, columns));

@@ -268,6 +268,7 @@ impl WeightPlan {
         let weights = build.weights()?;
         let Builder { region, sources, tables, .. } = build;
         fits(&sources, form.order)?;
+        weights.layers.iter().try_for_each(|layer| has_kernels(&layer.moe, form.order))?;
         if form.table == TablePlace::Mapped {
             tables.iter().try_for_each(|table| table.mappable(checkpoint, form.element))?;
         }
@@ -411,6 +412,19 @@ fn fits(sources: &[Source], order: Order) -> Result<(), Error> {
         })?;
     }
     Ok(())
+}
+
+/// That the device has kernels for experts that are stored like these.
+fn has_kernels<T>(moe: &MoeWeights<T>, order: Order) -> Result<(), Error> {
+    match order == Order::Rows || kernels::experts::has_twins(moe.routed, moe.shared) {
+        true => Ok(()),
+        false => Err(Error::Setting(format!(
+            "experts stored as {} beside a shared expert stored as {} have no CUDA kernels; those in plain floats or fp8 \
+             go with a shared expert in either, those in nvfp4 with any; use --device host",
+            moe.routed.name(),
+            moe.shared.name()
+        ))),
+    }
 }
 
 /// Bytes copied at a time.
@@ -601,11 +615,9 @@ impl Builder<'_> {
     /// A matrix of tensors that lie on top of each other: those that are stored alike and can share tiles together.
     fn pieces(&mut self, specs: &[&Spec]) -> Vec<Piece<Span>> {
         // A scale of fp8 serves eight rows of a tile.
-        let apart = |a: &&Spec, b: &&Spec| {
-            let format = format_of(a);
-            format == format_of(b) && !(format == Format::Fp8 && a.shape[0] % 8 != 0)
-        };
-        let runs: Vec<&[&Spec]> = specs.chunk_by(apart).collect();
+        let whole = |spec: &Spec| format_of(spec) != Format::Fp8 || spec.shape[0].is_multiple_of(8);
+        let together = |a: &&Spec, b: &&Spec| format_of(a) == format_of(b) && whole(a);
+        let runs: Vec<&[&Spec]> = specs.chunk_by(together).collect();
         let piece = |run: &[&Spec]| {
             let outputs = run.iter().map(|spec| spec.shape[0]).sum();
             Piece { at: self.matrix(run, |matrix| matrix), outputs, format: format_of(run[0]) }

@@ -1,11 +1,16 @@
 //! Quantised checkpoints: the numbers that are loaded, logits, and greedy runs.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
 use graph::Device;
 use graph::host::HostOptions;
 use kernels::numerics::ElementType;
 use kernels::quant::{fp8, nvfp4};
 use kernels::weight::{BLOCK, Format, GROUP, Matrix, Order};
 use runtime::checkpoint::Checkpoint;
+use runtime::error::Error;
 use runtime::weights::{Loaded, MixerWeights, Piece, WeightForm, WeightPlan};
 use tests::fixture::Fixture;
 use tests::oracle::{Case, assert_close, cases, rms_relative};
@@ -86,12 +91,57 @@ fn greedy_runs_agree() {
     }
 }
 
-fn load(case: &Case) -> Loaded {
+fn load(dir: &Path) -> Result<Loaded, Error> {
     let device = Device::host(HostOptions::default());
-    let checkpoint = Checkpoint::open(&case.checkpoint()).expect("the checkpoint opens");
+    let checkpoint = Checkpoint::open(dir).expect("the checkpoint opens");
     let form = WeightForm::new(ElementType::F32, Order::of(&device));
-    let plan = WeightPlan::new(&checkpoint, form).expect("weights are laid out");
-    plan.load(&checkpoint, &device, &mut |_, _| {}).expect("weights load")
+    let (mut told, mut all) = (0, 0);
+    let loaded = WeightPlan::new(&checkpoint, form)?
+        .load(&checkpoint, &device, &mut |done, of| (told, all) = (done, of))?;
+    assert_eq!(told, all, "every byte is read once, and told");
+    Ok(loaded)
+}
+
+/// A code or a scale that stands for nothing is found when it is read, and named.
+#[test]
+fn damaged_codes_and_scales_are_refused_by_name() {
+    const EXPERT: &str = "model.language_model.layers.1.mlp.experts.3.up_proj";
+    let base = "model.language_model.layers";
+    for (folder, tensor, at, bytes, problem) in [
+        ("quant_fp8_block", format!("{EXPERT}.weight"), 130, &[0x7f][..], "code 0x7f is no number"),
+        ("quant_fp8_block", format!("{EXPERT}.weight_scale_inv"), 0, &[0x80, 0x7f], "inf is no scale"),
+        (
+            "quant_fp8_block",
+            format!("{base}.1.self_attn.o_proj.weight_scale_inv"),
+            2,
+            &[0x80, 0xbf],
+            "-1 is no scale",
+        ),
+        (
+            "quant_fp8_block",
+            format!("{base}.0.ple.ple_embedding.ngram_embedding.shard_2.weight"),
+            77,
+            &[0xff],
+            "code 0xff is no number",
+        ),
+        ("quant_nvfp4", format!("{EXPERT}.weight_scale"), 9, &[0x90], "code 0x90 is no scale"),
+        ("quant_nvfp4", format!("{EXPERT}.weight_scale"), 9, &[0x7f], "code 0x7f is no scale"),
+        ("quant_nvfp4", format!("{EXPERT}.weight_scale_2"), 0, &[0, 0, 0xc0, 0x7f], "NaN is no scale"),
+    ] {
+        let copy = tempfile::tempdir().expect("a folder");
+        let dir = tests::fixture::repository("tests/oracle/checkpoints").join(folder);
+        for file in std::fs::read_dir(&dir).expect("the folder is there") {
+            let file = file.expect("a file");
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).expect("a copy");
+        }
+        let checkpoint = Checkpoint::open(&dir).expect("the checkpoint opens");
+        let place = checkpoint.entry(&tensor).expect("the tensor is there").range.start + at;
+        let file =
+            OpenOptions::new().write(true).open(copy.path().join("model.safetensors")).expect("a file");
+        file.write_all_at(bytes, place).expect("the damage is done");
+        let why = load(copy.path()).map(|_| ()).expect_err("it is refused").to_string();
+        assert!(why.contains(&tensor) && why.contains(problem), "{why}");
+    }
 }
 
 /// The first rows of matrix 0 of `count` in memory, as numbers.
@@ -123,7 +173,7 @@ fn first_rows(loaded: &Loaded, at: graph::Ptr<u8>, matrix: Matrix, count: usize,
 #[test]
 fn what_is_loaded_is_what_the_codes_stand_for() {
     for case in cases("quantised") {
-        let loaded = load(&case);
+        let loaded = load(&case.checkpoint()).expect("weights load");
         let (config, layers) =
             (Checkpoint::open(&case.checkpoint()).expect("it opens").config, &loaded.weights.layers);
         let hidden = config.hidden_size;

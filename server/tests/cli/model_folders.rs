@@ -46,8 +46,12 @@ fn settings_and_weights_of_different_exports() {
         ),
         ("quant_nvfp4", "experts nvfp4, shared expert nvfp4, dense nvfp4 and bf16, head bf16, table bf16"),
     ] {
-        let inspected = run(&mut on("inspect", &data("oracle/checkpoints").join(folder))).good();
+        let dir = data("oracle/checkpoints").join(folder);
+        let inspected = run(&mut on("inspect", &dir)).good();
         assert!(inspected.stdout.contains(&format!("formats      {formats}\n")), "{}", inspected.stdout);
+        run(on("generate", &dir).args(["--ids", "1,2,3", "--max-tokens", "4"])).good();
+        let checked = run(on("check", &dir).args(["--cases", "2"])).good();
+        assert_eq!(checked.stdout.matches(" ok: ").count(), 3, "{}", checked.stdout);
     }
 }
 
