@@ -136,7 +136,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
         const u32 id = place < n.k ? __ldcg(ids + place) : 0;
         const bool exists = shared || id < n.experts;
         if (SAME<R, S> || !shared)
-            down_one<R>(a, row, place, SAME<R, S> && shared, id, exists, tile, cut, base == 0, products[warp_id()]);
+            down_one<R>(a, row, place, SAME<R, S> && shared, exists ? id : 0, exists, tile, cut, base == 0, products[warp_id()]);
         else
             down_one<S>(a, row, place, true, 0, true, tile, cut, base == 0, products[warp_id()]);
         known = __syncthreads_and(known && exists);
