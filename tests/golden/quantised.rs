@@ -17,21 +17,9 @@ use tests::oracle::{Case, assert_close, cases, rms_relative};
 
 use crate::{LOGIT_MARGIN, LOGITS, ROUTER_MARGIN, SELECT_MARGIN, one_lane};
 
-/// The prompts of a case: their name, ids and recorded positions.
-fn prompts(case: &Case) -> Vec<(String, Vec<u32>, Vec<usize>)> {
-    let named = case.manifest["prompts"].as_object().expect("prompts").keys();
-    let of = |name: &String| {
-        let ids = case.indices(&format!("prompt_{name}.input_ids"));
-        let positions = case.indices(&format!("prompt_{name}.positions"));
-        let positions = positions.into_iter().map(|position| position as usize).collect();
-        (format!("prompt_{name}"), ids.into_iter().map(|id| id as u32).collect(), positions)
-    };
-    named.map(of).collect()
-}
-
 fn logits(case: &Case, element: ElementType) -> Vec<(String, Vec<f32>)> {
     let mut fixture = Fixture::open(&case.checkpoint(), element, one_lane());
-    let each = prompts(case).into_iter().map(|(name, ids, positions)| {
+    let each = case.prompts().into_iter().map(|(name, ids, positions)| {
         let mut lane = fixture.lane(0);
         let logits = fixture.prompt(&mut lane, &ids);
         let vocab = logits.len() / ids.len();

@@ -8,13 +8,17 @@ use runtime::model::Picks;
 use runtime::receipts::{Random, Schedule, play};
 use tests::differ::{Kind, differ};
 use tests::fixture::{Fixture, Lane, Size, repository};
-use tests::oracle::read_json;
+use tests::oracle::{cases, read_json, rms_relative};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("every_launch_agrees_with_the_host", every_launch_agrees_with_the_host),
     ("crowded_rows_are_rows_alone", crowded_rows_are_rows_alone),
     ("replayed_rounds_are_eager_rounds", replayed_rounds_are_eager_rounds),
     ("text_probes_answer_as_recorded", text_probes_answer_as_recorded),
+    (
+        "quantised_logits_are_close_by_the_rule_of_the_oracle",
+        quantised_logits_are_close_by_the_rule_of_the_oracle,
+    ),
     ("schedules_leave_the_same_with_graphs_and_without", schedules_leave_the_same_with_graphs_and_without),
 ];
 
@@ -140,6 +144,8 @@ fn every_launch_agrees_with_the_host() {
         ("tests/oracle/checkpoints/base_bf16", 150),
         ("tests/oracle/checkpoints/two_ple", 70),
         ("tests/oracle/checkpoints/ratio2_oddheads", 66),
+        ("tests/oracle/checkpoints/quant_fp8_block", 70),
+        ("tests/oracle/checkpoints/quant_nvfp4", 70),
         ("models/tiny", 130),
     ] {
         let size = Size { slots: 3, context: 512, rows: 320 };
@@ -308,6 +314,28 @@ fn text_probes_answer_as_recorded() {
     assert!(count >= 20 && wrong.is_empty(), "{} of {count} differ: {wrong:?}", wrong.len());
 }
 
+/// As `logits_are_close_in_bf16` of the golden suite does on the host.
+fn quantised_logits_are_close_by_the_rule_of_the_oracle() {
+    let noises =
+        cases("prefill_logits").into_iter().map(|case| case.number("/noise/bf16_sdpa_vs_f32/rms_rel"));
+    let allowed = 1.5 * noises.fold(f64::MAX, f64::min) + 0.02;
+    let device = cuda();
+    for case in cases("quantised") {
+        let size = Size { slots: 1, context: 512, rows: 320 };
+        let mut fixture = Fixture::on(&device, &case.checkpoint(), ElementType::Bf16, size);
+        for (name, ids, positions) in case.prompts() {
+            let mut lane = fixture.lane(0);
+            let logits = fixture.prompt(&mut lane, &ids);
+            let vocab = logits.len() / ids.len();
+            let got: Vec<f32> =
+                positions.into_iter().flat_map(|at| logits[at * vocab..][..vocab].to_vec()).collect();
+            let distance = rms_relative(&got, &case.tensor(&format!("{name}.logits_f32")).values);
+            let id = case.id();
+            assert!(distance <= allowed, "{id} {name}: rms distance {distance:.4}, allowed {allowed:.4}");
+        }
+    }
+}
+
 fn schedules_leave_the_same_with_graphs_and_without() {
     let options = |graphs| EngineOptions {
         place: Place::Cuda(0),
@@ -324,15 +352,21 @@ fn schedules_leave_the_same_with_graphs_and_without() {
         poison: true,
         ..EngineOptions::default()
     };
-    let dir = repository("tests/oracle/checkpoints/base_bf16");
-    let engine =
-        |graphs| open(&dir, &options(graphs), &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine;
-    let (mut graph, mut eager) = (engine(true), engine(false));
-    let mut random = Random::new(1);
-    for _ in 0..12 {
-        let schedule = Schedule::random(&mut random, 1056, 9, 180, 14);
-        let (a, b) = (play(&mut graph, &schedule).expect("runs"), play(&mut eager, &schedule).expect("runs"));
-        assert!(a.lives == b.lives, "{}{schedule}", a.difference(&b));
+    for (name, vocab, schedules) in
+        [("base_bf16", 1056, 12), ("quant_fp8_block", 336, 4), ("quant_nvfp4", 336, 4)]
+    {
+        let dir = repository("tests/oracle/checkpoints").join(name);
+        let engine = |graphs| {
+            open(&dir, &options(graphs), &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine
+        };
+        let (mut graph, mut eager) = (engine(true), engine(false));
+        let mut random = Random::new(1);
+        for _ in 0..schedules {
+            let schedule = Schedule::random(&mut random, vocab, 9, 180, 14);
+            let (a, b) =
+                (play(&mut graph, &schedule).expect("runs"), play(&mut eager, &schedule).expect("runs"));
+            assert!(a.lives == b.lives, "{name}: {}{schedule}", a.difference(&b));
+        }
+        assert!(graph.stats().rounds.replayed > 8 * schedules as u64, "{name}: {}", graph.stats().rounds);
     }
-    assert!(graph.stats().rounds.replayed > 100, "{}", graph.stats().rounds);
 }

@@ -86,6 +86,18 @@ impl Case {
         self.tensor(name).values.iter().map(|value| *value as i64).collect()
     }
 
+    /// The prompts of a quantised case: the name of each, its ids, and the positions whose logits are recorded.
+    pub fn prompts(&self) -> Vec<(String, Vec<u32>, Vec<usize>)> {
+        let named = self.manifest["prompts"].as_object().expect("prompts").keys();
+        let of = |name: &String| {
+            let ids = self.indices(&format!("prompt_{name}.input_ids"));
+            let positions = self.indices(&format!("prompt_{name}.positions"));
+            let positions = positions.into_iter().map(|position| position as usize).collect();
+            (format!("prompt_{name}"), ids.into_iter().map(|id| id as u32).collect(), positions)
+        };
+        named.map(of).collect()
+    }
+
     /// A number of the manifest, by path.
     pub fn number(&self, pointer: &str) -> f64 {
         self.manifest
