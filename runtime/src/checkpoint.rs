@@ -16,7 +16,7 @@ use crate::config::{GenerationConfig, ModelConfig};
 use crate::error::LoadError;
 use check::check;
 use files::Files;
-use layout::{Experts, Layout, Matrix, Part, Ple, Spec, Stored};
+use layout::{Experts, Layout, Matrix, Part, Ple, Spec, Stored, Wanted};
 
 /// A checked model folder. Reads are positioned, so that many threads may read at once.
 #[derive(Debug)]
@@ -57,10 +57,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// The shape of a model without its weights: the settings of a folder, of which no weight file is looked at.
-    pub fn shape_of(dir: &Path, config: ModelConfig) -> Result<Self, LoadError> {
+    /// The shape of a model without its weights, which would be stored like this: the settings of a folder, of which no
+    /// weight file is looked at.
+    pub fn shape_of(dir: &Path, config: ModelConfig, wanted: Wanted) -> Result<Self, LoadError> {
         let generation = GenerationConfig::open(dir, &config)?;
-        let layout = Layout::plain(&config, true);
+        let layout = Layout::wanted(&config, wanted);
         Ok(Self { config, generation, layout, dir: dir.into(), files: Files::none() })
     }
 

@@ -92,7 +92,7 @@ impl MemoryPlan {
             TablePlace::Mapped => (Place::File, "mapped from the checkpoint's files"),
         };
         let (come, setting) = match load {
-            Load::Checkpoint => ("read once into device memory", "--dtype"),
+            Load::Checkpoint { .. } => ("read once into device memory", "--dtype"),
             Load::Dummy { .. } => ("made in device memory", "--layers"),
         };
         let part = |label, bytes, place, detail, setting| {

@@ -7,13 +7,13 @@ use graph::Device;
 
 use crate::chat::ChatTemplate;
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::layout::Part;
+use crate::checkpoint::layout::{Part, Wanted};
 use crate::config::ModelConfig;
 use crate::error::Error;
 use crate::memory::{MemoryPlan, Size};
 use crate::model::Model;
 use crate::tokenizer::Tokenizer;
-use crate::weights::{TablePlace, WeightForm, WeightMemory, WeightPlan};
+use crate::weights::{DenseForm, TablePlace, WeightForm, WeightMemory, WeightPlan};
 
 /// What happens while a model is opened.
 #[derive(Clone, Debug)]
@@ -73,22 +73,32 @@ impl fmt::Display for Progress {
 }
 
 /// Where weights come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     /// The files of the folder.
-    #[default]
-    Checkpoint,
+    Checkpoint {
+        /// What becomes of dense projections on the way.
+        dense: DenseForm,
+    },
     /// Nowhere: they are made of a seed on the device, for a model of the shape that `config.json` says.
     Dummy {
         /// How many of the layers, from the first on; none: all.
         layers: Option<usize>,
         /// Equal seeds make equal weights.
         seed: u64,
+        /// How they are stored.
+        stored: Wanted,
     },
 }
 
-/// Rows that each head of a made n-gram table has at most: few enough to leave room for layers, and enough that
-/// no cache holds them.
+impl Default for Load {
+    fn default() -> Load {
+        Load::Checkpoint { dense: DenseForm::Stored }
+    }
+}
+
+/// Rows that each head of a made n-gram table has at most in device memory: few enough to leave room for layers, and
+/// enough that no cache holds them.
 const MADE_TABLE_ROWS: u64 = 1_000_000;
 
 /// A model folder whose every file was checked; no weight has been read.
@@ -110,7 +120,7 @@ pub struct Opened {
 impl Opened {
     /// Checks a model folder whose weights will be in this form.
     pub fn new(dir: &Path, form: WeightForm) -> Result<Opened, Error> {
-        Opened::with(dir, form, Load::Checkpoint)
+        Opened::with(dir, form, Load::default())
     }
 
     /// Checks a model folder of which only the text files and what `load` needs must be there.
@@ -121,8 +131,10 @@ impl Opened {
 
     /// Checks a model folder of which only what `load` needs must be there. Ids stand for no text.
     pub fn without_text(dir: &Path, form: WeightForm, load: Load) -> Result<Opened, Error> {
+        let mut form = form;
         let (checkpoint, full_layers) = match load {
-            Load::Checkpoint => {
+            Load::Checkpoint { dense } => {
+                form.dense = dense;
                 let checkpoint = Checkpoint::open(dir)?;
                 let layers = checkpoint.config.num_hidden_layers;
                 (checkpoint, layers)
@@ -131,7 +143,7 @@ impl Opened {
                 let why = "made tables are in no file; use --table device or --table pinned";
                 return Err(Error::Setting(format!("--table mmap with --load dummy: {why}")));
             }
-            Load::Dummy { layers, .. } => {
+            Load::Dummy { layers, stored, .. } => {
                 let config = ModelConfig::open(dir)?;
                 let all = config.num_hidden_layers;
                 let layers = layers.unwrap_or(all);
@@ -141,7 +153,8 @@ impl Opened {
                         dir.join("config.json").display()
                     )));
                 }
-                (Checkpoint::shape_of(dir, config.first_layers(layers, MADE_TABLE_ROWS))?, all)
+                let rows = if form.table == TablePlace::Device { MADE_TABLE_ROWS } else { u64::MAX };
+                (Checkpoint::shape_of(dir, config.first_layers(layers, rows), stored)?, all)
             }
         };
         let weights = WeightPlan::new(&checkpoint, form)?;
@@ -152,7 +165,7 @@ impl Opened {
     /// Size in bytes of what loading needs beside the weights, until they are loaded.
     pub fn staging_bytes(&self) -> usize {
         match self.load {
-            Load::Checkpoint => self.weights.staging_bytes(),
+            Load::Checkpoint { .. } => self.weights.staging_bytes(),
             Load::Dummy { .. } => 0,
         }
     }
@@ -190,7 +203,7 @@ impl Opened {
         let Opened { checkpoint, tokenizer, chat, weights, load, full_layers } = self;
         let element = weights.form().element;
         let loaded = match load {
-            Load::Checkpoint => weights.load(&checkpoint, device, &mut |done, total| {
+            Load::Checkpoint { .. } => weights.load(&checkpoint, device, &mut |done, total| {
                 progress(Progress::Loading { done, total });
             })?,
             Load::Dummy { seed, .. } => {

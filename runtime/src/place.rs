@@ -40,7 +40,7 @@ impl Place {
             Place::Host => Order::Rows,
             Place::Cuda(_) => Order::Tiles,
         };
-        WeightForm { element, order, table }
+        WeightForm { table, ..WeightForm::new(element, order) }
     }
 
     /// Rows of the longest prompt piece, unless asked otherwise: enough that a mixture's weights are read for many

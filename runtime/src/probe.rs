@@ -43,7 +43,7 @@ impl Default for LogitsOptions {
         LogitsOptions {
             place: Place::Host,
             element: ElementType::Bf16,
-            load: Load::Checkpoint,
+            load: Load::default(),
             table: TablePlace::Device,
             context: None,
             host_memory: HostOptions::default().memory_bytes,

@@ -184,12 +184,24 @@ pub struct WeightForm {
     pub order: Order,
     /// Where the n-gram tables live.
     pub table: TablePlace,
+    /// What becomes of dense projections.
+    pub dense: DenseForm,
+}
+
+/// What becomes of projections outside the routed experts, and of the head, while they are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DenseForm {
+    /// They stay as they are stored.
+    #[default]
+    Stored,
+    /// Those stored in plain floats are quantised to fp8, each tensor in blocks of its own.
+    Fp8,
 }
 
 impl WeightForm {
     /// The form with the n-gram tables among the other weights.
     pub fn new(element: ElementType, order: Order) -> WeightForm {
-        WeightForm { element, order, table: TablePlace::Device }
+        WeightForm { element, order, table: TablePlace::Device, dense: DenseForm::Stored }
     }
 }
 
@@ -585,7 +597,7 @@ impl Builder<'_> {
         span
     }
 
-    /// `count` matrices of the same form, of all the tensors one after another, which are stored alike.
+    /// `count` matrices of the same form, of all the tensors one after another, which are held alike.
     fn matrices<'a>(
         &mut self,
         specs: impl IntoIterator<Item = &'a Spec>,
@@ -593,7 +605,6 @@ impl Builder<'_> {
         count: usize,
     ) -> Span {
         let specs: Vec<Spec> = specs.into_iter().cloned().collect();
-        let matrix = matrix.stored(format_of(&specs[0]));
         let bytes = matrix.bytes(count, self.form.order, self.form.element.bytes());
         let span = self.region.add(specs[0].name.clone(), bytes);
         let made = Made::matrix(matrix.columns);
@@ -601,26 +612,37 @@ impl Builder<'_> {
         span
     }
 
-    /// A matrix of tensors that lie on top of each other and are stored alike.
+    /// A matrix of tensors that lie on top of each other and are held as this one is.
     fn matrix(&mut self, specs: &[&Spec], form: impl FnOnce(Matrix) -> Matrix) -> Span {
         let outputs = specs.iter().map(|spec| spec.shape[0]).sum();
-        self.matrices(specs.iter().copied(), form(Matrix::plain(outputs, specs[0].shape[1])), 1)
+        let matrix = Matrix::plain(outputs, specs[0].shape[1]).stored(format_of(specs[0]));
+        self.matrices(specs.iter().copied(), form(matrix), 1)
     }
 
-    /// A matrix of one tensor.
-    fn piece(&mut self, spec: &Spec, form: impl FnOnce(Matrix) -> Matrix) -> Piece<Span> {
-        Piece { at: self.matrix(&[spec], form), outputs: spec.shape[0], format: format_of(spec) }
+    /// The format of a dense projection in memory.
+    fn dense(&self, spec: &Spec) -> Format {
+        match (format_of(spec), self.form.dense) {
+            (Format::Plain, DenseForm::Fp8) => Format::Fp8,
+            (stored, _) => stored,
+        }
     }
 
-    /// A matrix of tensors that lie on top of each other: those that are stored alike and can share tiles together.
+    /// A dense projection.
+    fn piece(&mut self, spec: &Spec, form: impl Fn(Matrix) -> Matrix) -> Piece<Span> {
+        let format = self.dense(spec);
+        let at = self.matrix(&[spec], |matrix| form(matrix).stored(format));
+        Piece { at, outputs: spec.shape[0], format }
+    }
+
+    /// Dense projections that lie on top of each other: those that are held alike and can share tiles together.
     fn pieces(&mut self, specs: &[&Spec]) -> Vec<Piece<Span>> {
         // A scale of fp8 serves eight rows of a tile.
-        let whole = |spec: &Spec| format_of(spec) != Format::Fp8 || spec.shape[0].is_multiple_of(8);
-        let together = |a: &&Spec, b: &&Spec| format_of(a) == format_of(b) && whole(a);
+        let whole = |spec: &Spec| self.dense(spec) != Format::Fp8 || spec.shape[0].is_multiple_of(8);
+        let together = |a: &&Spec, b: &&Spec| self.dense(a) == self.dense(b) && whole(a);
         let runs: Vec<&[&Spec]> = specs.chunk_by(together).collect();
         let piece = |run: &[&Spec]| {
-            let outputs = run.iter().map(|spec| spec.shape[0]).sum();
-            Piece { at: self.matrix(run, |matrix| matrix), outputs, format: format_of(run[0]) }
+            let (outputs, format) = (run.iter().map(|spec| spec.shape[0]).sum(), self.dense(run[0]));
+            Piece { at: self.matrix(run, |matrix| matrix.stored(format)), outputs, format }
         };
         runs.into_iter().map(piece).collect()
     }
@@ -669,8 +691,13 @@ impl Builder<'_> {
         c: &ModelConfig,
     ) -> Result<LayerWeights<Span>, Error> {
         let (inner, hidden, experts) = (c.moe_intermediate_size, c.hidden_size, c.num_experts);
-        let gate_up = Matrix::plain(2 * inner, hidden).grouped(2);
-        let down = Matrix::plain(hidden, inner).cut();
+        let routed = match &layer.moe.experts {
+            Experts::Fused { gate_up, .. } => format_of(gate_up),
+            Experts::Split(each) => format_of(&each[0].gate),
+        };
+        let shared = self.dense(&layer.moe.shared.gate_proj);
+        let gate_up = Matrix::plain(2 * inner, hidden).grouped(2).stored(routed);
+        let down = Matrix::plain(hidden, inner).cut().stored(routed);
         Ok(LayerWeights {
             ngram: layer.ple.as_ref().map(|ple| self.ngram(ple)).transpose()?,
             attn: self.hyper(&layer.attn_hyper_connection, c),
@@ -695,11 +722,8 @@ impl Builder<'_> {
             mlp: self.hyper(&layer.mlp_hyper_connection, c),
             moe: MoeWeights {
                 router: self.matrix(&[&layer.moe.shared.router, &layer.moe.shared.gate], |matrix| matrix),
-                routed: match &layer.moe.experts {
-                    Experts::Fused { gate_up, .. } => format_of(gate_up),
-                    Experts::Split(each) => format_of(&each[0].gate),
-                },
-                shared: format_of(&layer.moe.shared.gate_proj),
+                routed,
+                shared,
                 gate_up: match &layer.moe.experts {
                     Experts::Fused { gate_up: tensor, .. } => self.matrices([tensor], gate_up, experts),
                     Experts::Split(each) => {
@@ -712,9 +736,10 @@ impl Builder<'_> {
                 },
                 shared_gate_up: self
                     .matrix(&[&layer.moe.shared.gate_proj, &layer.moe.shared.up_proj], |matrix| {
-                        matrix.grouped(2)
+                        matrix.grouped(2).stored(shared)
                     }),
-                shared_down: self.matrix(&[&layer.moe.shared.down_proj], Matrix::cut),
+                shared_down: self
+                    .matrix(&[&layer.moe.shared.down_proj], |matrix| matrix.cut().stored(shared)),
             },
         })
     }
@@ -752,7 +777,10 @@ impl Builder<'_> {
             format: format_of(table),
             shards,
             scales,
-            global: Reader::new(self.checkpoint, &[], self.form.element).global(table)?,
+            global: match self.checkpoint.is_empty() {
+                true => Made::of(table).unit(format_of(table)),
+                false => Reader::new(self.checkpoint, &[], self.form.element).global(table)?,
+            },
             table_rows: ple.shards.len() * ple.shard_rows,
             shard_rows: ple.shard_rows,
             key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),

@@ -19,8 +19,8 @@ pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use values::{
-    Architecture, Biases, ByteSize, Count, Counts, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
-    Switch, Table,
+    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
+    Stored, Switch, Table,
 };
 pub(crate) use variables::{KUBERNETES, Variables};
 

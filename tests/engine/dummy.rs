@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kernels::numerics::ElementType;
+use runtime::checkpoint::layout::{Format, Wanted};
 use runtime::engine::{Class, EngineOptions, Place, open_opened};
 use runtime::open::{Load, Opened};
 use runtime::probe::{Logits, LogitsOptions, LogitsRequest, logits};
@@ -11,7 +12,19 @@ use runtime::weights::{TablePlace, WeightForm};
 use tests::fixture::repository;
 
 fn dummy(layers: Option<usize>, seed: u64) -> Load {
-    Load::Dummy { layers, seed }
+    Load::Dummy { layers, seed, stored: Wanted::default() }
+}
+
+/// Every combination of formats.
+fn formats() -> impl Iterator<Item = Wanted> {
+    let tables = [Format::Bf16, Format::Fp8Tensor, Format::Nvfp4];
+    let experts = [Format::Bf16, Format::Fp8, Format::Nvfp4];
+    let dense = [Format::Bf16, Format::Fp8];
+    let all =
+        experts.into_iter().flat_map(move |experts| dense.into_iter().map(move |dense| (experts, dense)));
+    all.flat_map(move |(experts, dense)| {
+        tables.into_iter().map(move |table| Wanted { experts, dense, table })
+    })
 }
 
 fn form() -> WeightForm {
@@ -52,6 +65,22 @@ fn a_made_model_stays_finite_and_is_its_seed() {
         assert!(one.iter().any(|logit| logit.abs() > 0.05), "the logits say nothing");
         assert_eq!(one, again);
         assert_ne!(one, other);
+    }
+}
+
+/// In every format, with logits about as large as those of plain weights.
+#[test]
+fn a_made_model_may_be_quantised() {
+    let size = |logits: &[f32]| (logits.iter().map(|l| l * l).sum::<f32>() / logits.len() as f32).sqrt();
+    let mut seen: Vec<Vec<f32>> = Vec::new();
+    for stored in formats() {
+        let made = |seed| some_logits(ElementType::Bf16, Load::Dummy { layers: None, seed, stored }).data;
+        let (one, other) = (made(1), made(2));
+        assert!(one.iter().all(|logit| logit.is_finite()), "{stored:?}");
+        assert!(one != other && !seen.contains(&one), "{stored:?}");
+        seen.push(one);
+        let ratio = size(seen.last().expect("just pushed")) / size(&seen[0]);
+        assert!((0.5..2.0).contains(&ratio), "{stored:?}: {ratio}");
     }
 }
 
@@ -99,6 +128,16 @@ fn the_real_shape_has_the_published_sizes() {
     assert!((5_120_000_000..5_130_000_000).contains(&opened.weights.table_bytes()));
     let first = Opened::without_text(&dir, form(), dummy(Some(1), 1)).unwrap();
     assert_eq!(first.weights.table_bytes(), 0);
+    // As the public NVFP4 checkpoint: 2,764,812 bytes of an expert, whose number for a whole tensor lies with every row
+    // here, and a whole table outside of device memory.
+    let stored = Wanted { experts: Format::Nvfp4, table: Format::Fp8Tensor, ..Wanted::default() };
+    let pinned = Place::Host.form(ElementType::Bf16, TablePlace::Pinned);
+    let load = Load::Dummy { layers: None, seed: 1, stored };
+    let opened = Opened::without_text(&dir, pinned, load).unwrap();
+    let published = 48 * 512 * (2_764_800 + 4 * 3840) as u64 + 2 * (3_676_300_160 + 1_271_398_400);
+    let over = opened.weights.bytes() as f64 / published as f64 - 1.0;
+    assert!((0.0..1e-4).contains(&over), "{} bytes, not {published}", opened.weights.bytes());
+    assert_eq!(opened.weights.table_bytes(), 320_001_536 * 160);
 }
 
 #[test]

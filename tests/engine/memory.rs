@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use kernels::numerics::ElementType;
+use runtime::checkpoint::layout::Wanted;
 use runtime::engine::{Class, EngineOptions, Place, memory_plan, open};
 use runtime::error::Error;
 use runtime::open::{Load, Opened, Progress};
@@ -113,10 +114,10 @@ fn weights_on_their_way_into_tiles_are_planned() {
     };
     let form = |place: Place| place.form(ElementType::Bf16, TablePlace::Device);
     let words = "a matrix at a time, only while weights are read";
-    let (bytes, text) = plan(form(Place::Cuda(0)), Load::Checkpoint);
+    let (bytes, text) = plan(form(Place::Cuda(0)), Load::default());
     assert!(bytes > 0 && text.contains(words), "{text}");
-    let dummy = Load::Dummy { layers: None, seed: 1 };
-    for (form, load) in [(form(Place::Host), Load::Checkpoint), (form(Place::Cuda(0)), dummy)] {
+    let dummy = Load::Dummy { layers: None, seed: 1, stored: Wanted::default() };
+    for (form, load) in [(form(Place::Host), Load::default()), (form(Place::Cuda(0)), dummy)] {
         let (bytes, text) = plan(form, load);
         assert!(bytes == 0 && !text.contains(words), "{text}");
     }

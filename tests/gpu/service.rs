@@ -1,5 +1,6 @@
 //! Engines on CUDA over many rounds: long churn, and the real shape on both sides of the attention's budget.
 
+use runtime::checkpoint::layout::Wanted;
 use runtime::engine::{Class, Engine, EngineOptions, Place, open, open_opened};
 use runtime::open::{Load, Opened};
 use runtime::receipts::{Planned, Random, Schedule, play};
@@ -51,7 +52,7 @@ fn the_real_shape_on_both_sides_of_its_budget() {
     let engine = |graphs| -> Engine {
         let options = EngineOptions {
             place: Place::Cuda(0),
-            load: Load::Dummy { layers: Some(4), seed: 5 },
+            load: Load::Dummy { layers: Some(4), seed: 5, stored: Wanted::default() },
             graphs,
             classes: vec![Class { context: 2304, lanes: 6, pages: 0 }],
             depth: 1,

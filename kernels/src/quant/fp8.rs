@@ -117,11 +117,16 @@ pub fn scales<E: Element>(weights: &[E], columns: usize, scale: Scale) -> Vec<f3
 
 /// The codes of a matrix under given scales, `[ceil(rows / BLOCK), ceil(columns / BLOCK)]`.
 pub fn codes<E: Element>(weights: &[E], columns: usize, scales: &[f32]) -> Vec<u8> {
+    codes_from(weights, columns, scales, 0)
+}
+
+/// As [`codes`], of a run of rows that begins with row `first` of the matrix.
+pub fn codes_from<E: Element>(weights: &[E], columns: usize, scales: &[f32], first: usize) -> Vec<u8> {
     let mut codes = vec![0; weights.len()];
     let rows = codes.par_chunks_exact_mut(columns).zip(weights.par_chunks_exact(columns));
     rows.enumerate().for_each(|(row, (codes, weights))| {
         let runs = codes.chunks_mut(BLOCK).zip(weights.chunks(BLOCK));
-        for ((codes, weights), scale) in runs.zip(scales_of_row(scales, columns, row)) {
+        for ((codes, weights), scale) in runs.zip(scales_of_row(scales, columns, first + row)) {
             encode_run(weights, *scale, codes);
         }
     });

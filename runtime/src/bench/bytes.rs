@@ -4,8 +4,52 @@
 //! caches are read as far as the formula looks. Activations stay in caches and are not counted.
 
 use kernels::numerics::ElementType;
+use kernels::weight::{BLOCK, Format, GROUP};
 
 use crate::config::{LayerKind, ModelConfig};
+use crate::weights::{MixerWeights, Weights};
+
+/// How the weights that may be quantised are stored, by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredAs {
+    /// The routed experts.
+    pub experts: Format,
+    /// The shared experts.
+    pub shared: Format,
+    /// The projections around token mixers: those out of them.
+    pub dense: Format,
+    /// The head.
+    pub head: Format,
+    /// The n-gram tables.
+    pub table: Format,
+}
+
+impl StoredAs {
+    /// How a model's are.
+    pub fn of<T>(weights: &Weights<T>) -> StoredAs {
+        let first = weights.layers.first();
+        let table = weights.layers.iter().find_map(|layer| layer.ngram.as_ref());
+        StoredAs {
+            experts: first.map_or_else(Format::default, |layer| layer.moe.routed),
+            shared: first.map_or_else(Format::default, |layer| layer.moe.shared),
+            dense: first.map_or_else(Format::default, |layer| match &layer.mixer {
+                MixerWeights::Recurrent(w) => w.output.format,
+                MixerWeights::Sparse(w) => w.output.format,
+            }),
+            head: weights.head.format,
+            table: table.map_or_else(Format::default, |ngram| ngram.format),
+        }
+    }
+}
+
+/// Bytes that a checkpoint takes for a number of a matrix, its share of scales included.
+pub fn number_bytes(format: Format, element: ElementType) -> f64 {
+    match format {
+        Format::Plain => element.bytes() as f64,
+        Format::Fp8 => 1.0 + 2.0 / (BLOCK * BLOCK) as f64,
+        Format::Nvfp4 => 0.5 + 1.0 / GROUP as f64,
+    }
+}
 
 /// Bytes of one decode round, part by part.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,11 +76,13 @@ impl RoundBytes {
     pub fn new(
         c: &ModelConfig,
         element: ElementType,
+        stored: StoredAs,
         rows: usize,
         visible: usize,
         distinct: f64,
     ) -> RoundBytes {
         let b = element.bytes() as f64;
+        let of = |format| number_bytes(format, element);
         let kinds = |kind| c.layers.iter().filter(|layer| **layer == kind).count() as f64;
         let (recurrent, sparse) = (kinds(LayerKind::LinearAttention), kinds(LayerKind::SparseAttention));
         let layers = c.layers.len() as f64;
@@ -47,17 +93,22 @@ impl RoundBytes {
         let heads = c.linear_num_value_heads as f64;
         let (conv, values) = (c.linear_conv_width() as f64, c.linear_value_width() as f64);
         let taps = c.linear_conv_kernel_dim as f64;
-        let delta =
-            (conv + 2.0 * values + 2.0 * heads) * hidden + conv * taps + c.linear_value_head_dim as f64;
+        let delta = of(stored.dense) * (conv + 2.0 * values + 2.0 * heads) * hidden
+            + b * (conv * taps + c.linear_value_head_dim as f64);
         let attention = c.attention_width() as f64;
-        let select = (3.0 * attention + (2 * c.kv_width() + c.index_width()) as f64) * hidden
-            + 2.0 * (c.head_dim + c.indexer_head_dim) as f64;
-        let shared = (c.num_experts + 1 + 3 * c.shared_expert_intermediate_size) as f64 * hidden;
+        let select =
+            of(stored.dense) * (3.0 * attention + (2 * c.kv_width() + c.index_width()) as f64) * hidden
+                + b * 2.0 * (c.head_dim + c.indexer_head_dim) as f64;
+        let shared = b * (c.num_experts + 1) as f64 * hidden
+            + of(stored.shared) * (3 * c.shared_expert_intermediate_size) as f64 * hidden;
         let ngram = c.ngram.map_or(0.0, |n| {
             let dense = (streams + hidden) * n.embed_dim as f64 + (3 + n.conv_kernel_size) as f64 * streams;
             dense * c.ple.len() as f64
         });
-        let dense = b * (layers * (2.0 * hyper + shared) + recurrent * delta + sparse * select + ngram)
+        let dense = layers * (b * 2.0 * hyper + shared)
+            + recurrent * delta
+            + sparse * select
+            + b * ngram
             + 4.0 * recurrent * 2.0 * heads;
         let expert = 3.0 * c.moe_intermediate_size as f64 * hidden;
 
@@ -66,13 +117,14 @@ impl RoundBytes {
         let ngram_window = c
             .ngram
             .map_or(0.0, |n| b * ((n.conv_kernel_size - 1) * n.ngram_size * c.ple.len()) as f64 * streams);
-        let looked_up = hidden + c.ngram.map_or(0.0, |n| (n.embed_dim * c.ple.len()) as f64);
+        let looked_up =
+            b * hidden + of(stored.table) * c.ngram.map_or(0.0, |n| (n.embed_dim * c.ple.len()) as f64);
         let position = 2.0 * b * c.kv_width() as f64;
         RoundBytes {
             dense,
-            experts: b * layers * distinct * expert,
-            head: b * (mixer + c.vocab_size as f64 * hidden),
-            rows: b * lanes * looked_up,
+            experts: of(stored.experts) * layers * distinct * expert,
+            head: b * mixer + of(stored.head) * c.vocab_size as f64 * hidden,
+            rows: lanes * looked_up,
             state: lanes * 2.0 * (recurrent * (state + window) + ngram_window),
             keys: lanes * sparse * position * (selected(c, visible) + 1) as f64,
             index: lanes * sparse * b * (visible / c.indexer_compress_ratio * c.indexer_head_dim) as f64,
@@ -108,7 +160,7 @@ mod tests {
 
     #[test]
     fn one_row_of_the_real_model_reads_thirteen_gigabytes() {
-        let bytes = RoundBytes::new(&real(), ElementType::Bf16, 1, 1024, 10.0);
+        let bytes = RoundBytes::new(&real(), ElementType::Bf16, StoredAs::default(), 1, 1024, 10.0);
         // 10 experts of 3 x 640 x 2560 values in 48 layers.
         assert_eq!(bytes.experts, 2.0 * 48.0 * 10.0 * 4_915_200.0);
         // 248,320 rows of 2,560 values; the mixer's gain and two matrices of 320 x 10,240.
@@ -127,6 +179,30 @@ mod tests {
         assert_eq!(bytes.rows, 2.0 * (2560.0 + 2560.0));
     }
 
+    /// Published counts of one token's weights, in gigabytes.
+    #[test]
+    fn quantised_weights_are_fewer_bytes() {
+        let total = |stored| {
+            let bytes = RoundBytes::new(&real(), ElementType::Bf16, stored, 1, 1024, 10.0);
+            (bytes.dense + bytes.experts + bytes.head) / 1e9
+        };
+        let nvfp4 = StoredAs { experts: Format::Nvfp4, table: Format::Fp8, ..StoredAs::default() };
+        let dense = StoredAs { dense: Format::Fp8, shared: Format::Fp8, head: Format::Fp8, ..nvfp4 };
+        for (stored, want) in [
+            (StoredAs { experts: Format::Fp8, ..StoredAs::default() }, 10.984),
+            (nvfp4, 9.951),
+            // Half of projections, indexers, shared experts and the head: 7.151.
+            (dense, 9.951 - 7.151 / 2.0),
+        ] {
+            assert!((total(stored) - want).abs() < 0.002, "{}, not {want}", total(stored));
+        }
+        let rows = |table| {
+            let stored = StoredAs { table, ..StoredAs::default() };
+            RoundBytes::new(&real(), ElementType::Bf16, stored, 3, 1024, 10.0).rows
+        };
+        assert_eq!(rows(Format::Nvfp4), 3.0 * (5120.0 + 16.0 * 90.0));
+    }
+
     #[test]
     fn long_contexts_read_the_budget_and_all_index_keys() {
         let c = real();
@@ -134,7 +210,7 @@ mod tests {
             [1, 3, 4, 2051, 2052, 65_536, 65_539].map(|n| selected(&c, n)),
             [1, 3, 4, 2051, 2048, 2048, 2051]
         );
-        let bytes = RoundBytes::new(&c, ElementType::Bf16, 4, 65_536, 38.0);
+        let bytes = RoundBytes::new(&c, ElementType::Bf16, StoredAs::default(), 4, 65_536, 38.0);
         assert_eq!(bytes.keys, 4.0 * 12.0 * 2048.0 * 2049.0);
         assert_eq!(bytes.index, 4.0 * 12.0 * 16_384.0 * 256.0);
     }

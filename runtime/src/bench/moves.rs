@@ -3,11 +3,12 @@
 use graph::Emission;
 use kernels::attend::parts;
 use kernels::index::split;
-use kernels::numerics::{CUTS, Element};
+use kernels::numerics::{CUTS, Element, ElementType};
+use kernels::weight::{Format, Fp8, Nvfp4, Plain, WeightFormat};
 use kernels::{attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram};
 use kernels::{residual, router, sample};
 
-use super::bytes::selected;
+use super::bytes::{number_bytes, selected};
 use crate::config::ModelConfig;
 
 /// What argument blocks do not say.
@@ -27,16 +28,19 @@ pub(super) struct Seen<'a> {
 pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64 {
     let b = size_of::<E>();
     let lanes = seen.lanes;
-    let products = [
-        (e.args::<linear::Linear<E>>(at).or(e.args::<linear::LinearPrompt<E>>(at)), b),
-        (e.args::<linear::LinearWide<E>>(at).or(e.args::<linear::LinearWidePrompt<E>>(at)), 4),
-        (e.args::<linear::LinearCut<E>>(at).or(e.args::<linear::LinearCutPrompt<E>>(at)), 4 * CUTS),
-    ];
-    for (args, output) in products {
-        if let Some(a) = args {
-            let [rows, inner, outputs] = [a.rows, a.inner, a.outputs].map(|n| n as usize);
-            return (b * inner * (outputs + rows) + output * rows * outputs) as f64;
-        }
+    let element = if b == 2 { ElementType::Bf16 } else { ElementType::F32 };
+    let of = |format| number_bytes(format, element);
+    let wide = e.args::<linear::LinearWide<E>>(at).or(e.args::<linear::LinearWidePrompt<E>>(at));
+    let wide = wide.map(|args| (args, Format::Plain, 4));
+    let products = [layer::<E, Plain>(e, at), layer::<E, Fp8>(e, at), layer::<E, Nvfp4>(e, at), wide];
+    if let Some((a, format, output)) = products.into_iter().flatten().next() {
+        let [rows, inner, outputs] = [a.rows, a.inner, a.outputs].map(|n| n as usize);
+        return of(format) * (inner * outputs) as f64 + (rows * (b * inner + output * outputs)) as f64;
+    }
+    if let Some(mixture) = mixture::<E>(e, at) {
+        let Mixture { sizes: s, matrices, formats: [routed, shared], moved } = mixture;
+        let weights = of(routed) * (seen.distinct * s.inner) as f64 + of(shared) * s.shared_inner as f64;
+        return (matrices * s.hidden) as f64 * weights + moved as f64;
     }
     let bytes = if let Some(a) = e.args::<embed::Embed<E>>(at) {
         b * a.rows.len() * (a.hidden * (1 + a.count)) as usize
@@ -100,27 +104,15 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         span_bytes(heads, width, selected(seen.config, seen.visible)) + 2 * b * heads * width
     } else if let Some(a) = e.args::<router::Route>(at) {
         (4 * a.rows * (a.experts + 2 * a.k)) as usize
-    } else if let Some(a) = e.args::<experts::ExpertsUp<E>>(at).or(e.args::<experts::ExpertsUpPrompt<E>>(at))
-    {
-        let s = sizes(a.sizes);
-        let weights = 2 * s.hidden * (seen.distinct * s.inner + s.shared_inner);
-        b * (weights + s.rows * (s.hidden + s.k * s.inner + s.shared_inner))
-    } else if let Some(a) = e.args::<experts::ExpertsDown<E>>(at) {
-        let s = sizes(a.sizes);
-        let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
-        b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * s.hidden
     } else if let Some(a) = e.args::<experts::ExpertsGroup>(at) {
         let s = sizes(a.sizes);
         4 * (2 * s.rows * s.k + a.sizes.experts as usize + 1)
-    } else if let Some(a) = e.args::<experts::ExpertsProducts<E>>(at) {
-        let s = sizes(a.sizes);
-        let weights = s.hidden * (seen.distinct * s.inner + s.shared_inner);
-        b * (weights + s.rows * (s.k * s.inner + s.shared_inner)) + 4 * CUTS * s.rows * (s.k + 1) * s.hidden
     } else if let Some(a) = e.args::<experts::ExpertsSum>(at) {
         let s = sizes(a.sizes);
         4 * CUTS * s.rows * (s.k + 2) * s.hidden
-    } else if let Some(a) = e.args::<ngram::NgramGather<E>>(at) {
-        2 * b * a.rows.len() * ((a.ngram_size - 1) * a.heads_per_ngram * a.width) as usize
+    } else if let Some((a, format)) = gather::<E>(e, at) {
+        let numbers = a.rows.len() * ((a.ngram_size - 1) * a.heads_per_ngram * a.width) as usize;
+        return (of(format) + b as f64) * numbers as f64;
     } else if let Some(a) = e.args::<ngram::NgramGate<E>>(at) {
         let (hidden, width) = (a.hidden as usize, (a.hidden * a.count) as usize);
         b * (3 * width + a.rows.len() * (4 * width + hidden))
@@ -134,6 +126,59 @@ pub(super) fn moved<E: Element>(e: &Emission, at: usize, seen: &Seen<'_>) -> f64
         0
     };
     bytes as f64
+}
+
+/// A product with a matrix in this format, and bytes of an output of a row.
+fn layer<E: Element, F: WeightFormat>(e: &Emission, at: usize) -> Option<(linear::Args, Format, usize)> {
+    let narrow = e.args::<linear::Linear<E, F>>(at).or(e.args::<linear::LinearPrompt<E, F>>(at));
+    let cut = e.args::<linear::LinearCut<E, F>>(at).or(e.args::<linear::LinearCutPrompt<E, F>>(at));
+    let narrow = narrow.map(|args| (args, F::FORMAT, size_of::<E>()));
+    narrow.or(cut.map(|args| (args, F::FORMAT, 4 * CUTS)))
+}
+
+/// A look into tables, and how they are stored.
+fn gather<E: Element>(e: &Emission, at: usize) -> Option<(ngram::GatherArgs, Format)> {
+    let plain = e.args::<ngram::NgramGather<E>>(at).map(|args| (args, Format::Plain));
+    let fp8 = || Some((e.args::<ngram::NgramGather<E, Fp8>>(at)?, Format::Fp8));
+    let nvfp4 = || Some((e.args::<ngram::NgramGather<E, Nvfp4>>(at)?, Format::Nvfp4));
+    plain.or_else(fp8).or_else(nvfp4)
+}
+
+/// A product with the experts of a layer.
+struct Mixture {
+    sizes: Sizes,
+    /// Matrices of an expert.
+    matrices: usize,
+    /// How the routed experts and the shared one are stored.
+    formats: [Format; 2],
+    /// Bytes of rows in and out.
+    moved: usize,
+}
+
+fn mixture<E: Element>(e: &Emission, at: usize) -> Option<Mixture> {
+    let shared = |routed: [Option<Mixture>; 3]| routed.into_iter().flatten().next();
+    let plain =
+        [pair::<E, Plain, Plain>(e, at), pair::<E, Plain, Fp8>(e, at), pair::<E, Plain, Nvfp4>(e, at)];
+    let fp8 = [pair::<E, Fp8, Plain>(e, at), pair::<E, Fp8, Fp8>(e, at), pair::<E, Fp8, Nvfp4>(e, at)];
+    let nvfp4 =
+        [pair::<E, Nvfp4, Plain>(e, at), pair::<E, Nvfp4, Fp8>(e, at), pair::<E, Nvfp4, Nvfp4>(e, at)];
+    shared(plain).or_else(|| shared(fp8)).or_else(|| shared(nvfp4))
+}
+
+fn pair<E: Element, R: WeightFormat, S: WeightFormat>(e: &Emission, at: usize) -> Option<Mixture> {
+    let b = size_of::<E>();
+    let up = e.args::<experts::ExpertsUp<E, R, S>>(at).or(e.args::<experts::ExpertsUpPrompt<E, R, S>>(at));
+    let down = e.args::<experts::ExpertsDown<E, R, S>>(at);
+    let products = e.args::<experts::ExpertsProducts<E, R, S>>(at);
+    let places = |s: &Sizes| s.k * s.inner + s.shared_inner;
+    let of = |args: experts::Sizes, matrices, moved: &dyn Fn(&Sizes) -> usize| {
+        let sizes = sizes(args);
+        Mixture { moved: sizes.rows * moved(&sizes), sizes, matrices, formats: [R::FORMAT, S::FORMAT] }
+    };
+    let up = up.map(|a| of(a.sizes, 2, &|s| b * (s.hidden + places(s))));
+    let down = down.map(|a| of(a.sizes, 1, &|s| b * places(s) + 4 * CUTS * s.hidden));
+    let products = products.map(|a| of(a.sizes, 1, &|s| b * places(s) + 4 * CUTS * (s.k + 1) * s.hidden));
+    up.or(down).or(products)
 }
 
 /// Bytes of the sums and marks of so many heads' spans.

@@ -8,7 +8,7 @@ use kernels::read;
 use kernels::table::{Kind, PAGE, PromptRow, Row, Sampling};
 use planner::{RequestId, SlotId};
 
-use super::bytes::{RoundBytes, expected_distinct};
+use super::bytes::{RoundBytes, StoredAs, expected_distinct};
 use super::kernels::{KernelRow, KernelTable, bytes_of, is_kind, kinds, of_kind};
 use super::moves::Seen;
 use super::report::{Bandwidth, PromptLine, RoundLine};
@@ -178,7 +178,8 @@ impl<'o> Rig<'o> {
         self.pretend(&crowd.slots, context)?;
         let fixed = self.outside_layers(&runner.emission(&shape)?)?;
         let (config, layers) = (&runner.model.config, self.layers());
-        let bytes = RoundBytes::new(config, runner.model.element, rows, context + 1, distinct);
+        let (element, stored) = (runner.model.element, StoredAs::of(&runner.model.weights));
+        let bytes = RoundBytes::new(config, element, stored, rows, context + 1, distinct);
         Ok(RoundLine {
             rows,
             context,

@@ -8,6 +8,7 @@ mod formats;
 mod stored;
 mod text;
 mod vision;
+mod wanted;
 
 use safetensors::Dtype;
 
@@ -20,6 +21,7 @@ pub use text::{
     SparseAttention, TokenMixer,
 };
 pub use vision::{Block, Vision, VisionStem};
+pub use wanted::Wanted;
 
 use super::files::Files;
 use crate::config::{ModelConfig, StorageDtype};
@@ -88,6 +90,11 @@ impl Layout {
         Self::new(config, Source::Nothing { stacked })
     }
 
+    /// The tensors that `config` implies, in these formats.
+    pub fn wanted(config: &ModelConfig, wanted: Wanted) -> Self {
+        Self::new(config, Source::Wanted(wanted))
+    }
+
     /// The tensors that `config` implies, each in the form that the files give it. What the files lack, or store in a
     /// form that is not known, is expected as BF16 or F32.
     pub(super) fn of_files(config: &ModelConfig, files: &Files) -> Self {
@@ -144,6 +151,8 @@ impl Layout {
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Files(&'a Files),
+    /// No files yet.
+    Wanted(Wanted),
     /// No files: nothing is quantised.
     Nothing {
         /// Whether the routed experts are stacked.
@@ -155,6 +164,7 @@ impl Source<'_> {
     fn dtype(self, name: &str) -> Option<Dtype> {
         match self {
             Source::Files(files) => files.tensors.get(name).map(|entry| entry.dtype),
+            Source::Wanted(wanted) => wanted.dtype(name),
             Source::Nothing { .. } => None,
         }
     }

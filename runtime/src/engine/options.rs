@@ -92,7 +92,7 @@ impl Default for EngineOptions {
         EngineOptions {
             place: Place::Host,
             element: ElementType::Bf16,
-            load: Load::Checkpoint,
+            load: Load::default(),
             table: TablePlace::Device,
             graphs: true,
             classes: vec![Class::default()],

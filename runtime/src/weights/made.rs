@@ -7,9 +7,10 @@ use graph::{Device, Emission, Ptr};
 use half::bf16;
 use kernels::launch;
 use kernels::numerics::{Element, ElementType};
-use kernels::random::{self, uniform};
+use kernels::random::{self, Bits, BitsArgs, uniform};
+use kernels::weight::{Format, Matrix, Order};
 
-use super::{Fill, Loaded, TablePlace, WeightPlan};
+use super::{Fill, Loaded, TablePlace, WeightForm, WeightPlan};
 use crate::checkpoint::layout::Spec;
 use crate::error::Error;
 
@@ -17,7 +18,7 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Made {
     centre: f32,
-    scale: f32,
+    pub(super) scale: f32,
 }
 
 impl Made {
@@ -41,6 +42,19 @@ impl Made {
     /// What a matrix of so many columns is made as.
     pub(super) fn matrix(columns: usize) -> Made {
         Made { centre: 0.0, scale: 1.0 / (columns as f32).sqrt() }
+    }
+
+    /// What all numbers of a quantised weight are multiplied by, so that they are as large as plain ones on average.
+    pub(super) fn unit(self, format: Format) -> f32 {
+        // Root of the mean square of what is made: of uniform numbers, of fp8 codes below 2, and of nvfp4 codes under
+        // scales from 1 to below 2.
+        let of_uniform = 1.0 / 3f32.sqrt();
+        self.scale
+            * match format {
+                Format::Plain => 1.0,
+                Format::Fp8 => of_uniform / 0.598,
+                Format::Nvfp4 => of_uniform / (2.926 * 1.466),
+            }
     }
 
     fn value(self, seed: u64, place: u64) -> f32 {
@@ -75,15 +89,17 @@ impl WeightPlan {
                     ElementType::F32 => arena.write(to.cast(), &listed::<f32>(made, seed, bytes))?,
                     ElementType::Bf16 => arena.write(to.cast(), &listed::<bf16>(made, seed, bytes))?,
                 },
-                Fill::Elements(_) | Fill::Matrices { .. } => {
-                    fill(&mut emission, self.form.element, to, bytes, seed, made.scale)?
+                Fill::Elements(_) => fill(&mut emission, self.form.element, to, bytes, seed, made.scale)?,
+                Fill::Matrices { matrix, count, .. } => {
+                    let WeightForm { element, order, .. } = self.form;
+                    matrices(&mut emission, element, order, matrix, *count, to, seed, made)?
                 }
             }
         }
         let mut tables = Vec::new();
         for (table, seed) in self.tables.iter().zip(seeds) {
             let (room, to) = table.room(&arena, device)?;
-            fill(&mut emission, self.form.element, to, table.bytes, seed, table.made.scale)?;
+            table.make(&mut emission, self.form.element, to, seed)?;
             table.tell_from(&arena, to)?;
             tables.extend(table.span.is_none().then_some(room));
         }
@@ -93,6 +109,71 @@ impl WeightPlan {
         stream.synchronize()?;
         Ok(loaded)
     }
+}
+
+/// Adds launches that make `count` matrices at `to`, part by part.
+#[allow(clippy::too_many_arguments)]
+fn matrices(
+    emission: &mut Emission,
+    element: ElementType,
+    order: Order,
+    matrix: &Matrix,
+    count: usize,
+    to: Ptr<u8>,
+    seed: u64,
+    made: Made,
+) -> graph::Result<()> {
+    let (parts, bytes) = matrix.parts(count, order, element.bytes());
+    if matrix.format == Format::Plain {
+        return fill(emission, element, to, bytes, seed, made.scale);
+    }
+    codes(emission, matrix.format, to, parts.scales, seed)?;
+    let (scales, globals) = (to.byte_add(parts.scales), to.byte_add(parts.globals));
+    let unit = made.unit(matrix.format);
+    match (matrix.format, order) {
+        (Format::Fp8, _) => words(emission, scales, parts.globals - parts.scales, 0, (0, unit.to_bits())),
+        (_, Order::Rows) => {
+            scales_of_groups(emission, scales, parts.globals - parts.scales, seed)?;
+            words(emission, globals, bytes - parts.globals, 0, (0, unit.to_bits()))
+        }
+        // Codes and scales of tiles are read in another way, which a row's number makes up for.
+        (_, Order::Tiles) => {
+            words(emission, scales, parts.globals - parts.scales, !seed, (0x0707_0707, 0x4848_4848))?;
+            words(emission, globals, bytes - parts.globals, 0, (0, (128.0 * unit).to_bits()))
+        }
+    }
+}
+
+/// Adds a launch that makes codes: those of nvfp4 of all kinds, those of fp8 below 2.
+pub(super) fn codes(
+    emission: &mut Emission,
+    format: Format,
+    to: Ptr<u8>,
+    bytes: usize,
+    seed: u64,
+) -> graph::Result<()> {
+    words(emission, to, bytes, seed, (if format == Format::Fp8 { 0xbfbf_bfbf } else { !0 }, 0))
+}
+
+/// Adds a launch that makes e4m3 scales from 1 to below 2.
+pub(super) fn scales_of_groups(
+    emission: &mut Emission,
+    to: Ptr<u8>,
+    bytes: usize,
+    seed: u64,
+) -> graph::Result<()> {
+    words(emission, to, bytes, !seed, (0x0707_0707, 0x3838_3838))
+}
+
+/// Adds a launch that fills whole words, whose bits are (free, fixed).
+fn words(
+    emission: &mut Emission,
+    to: Ptr<u8>,
+    bytes: usize,
+    seed: u64,
+    (free, fixed): (u32, u32),
+) -> graph::Result<()> {
+    emission.launch::<Bits>(&BitsArgs { to: to.cast(), words: (bytes / 4) as u64, seed, free, fixed })
 }
 
 /// Adds a launch that fills bytes with made elements about zero.

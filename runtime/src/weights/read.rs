@@ -2,6 +2,7 @@
 
 use half::bf16;
 use kernels::numerics::{Element, ElementType};
+use kernels::quant::fp8;
 use kernels::weight::{BLOCK, Format, GROUP, Matrix, Order};
 
 use crate::checkpoint::layout::{Spec, Stored};
@@ -91,11 +92,13 @@ impl<'a> Reader<'a> {
             let first = from / columns;
             let count = (numbers(spec) / columns - first).min(rows - done);
             let codes = &mut codes[done * one.codes..][..count * one.codes];
-            self.checkpoint.read_range(&spec.name, (first * one.codes) as u64, codes)?;
-            told(codes.len() as u64);
             let scales = &mut scales[done * one.scales..][..count * one.scales];
+            if spec.stored != Stored::Plain {
+                self.checkpoint.read_range(&spec.name, (first * one.codes) as u64, codes)?;
+                told(codes.len() as u64);
+            }
             match &spec.stored {
-                Stored::Plain => unreachable!("{} is plain among quantised tensors", spec.name),
+                Stored::Plain => told(self.quantise(spec, columns, first, codes, scales)?),
                 Stored::Fp8Block { scale } => {
                     known_codes(spec, first * columns, codes)?;
                     self.block_scales(scale, columns, first, scales)?;
@@ -131,6 +134,34 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Quantises rows `first ..` of a plain tensor to fp8, in the blocks of the whole tensor. Gives the bytes read of
+    /// these rows: of a block that is cut by a run of rows, the others are read too.
+    fn quantise(
+        &self,
+        spec: &Spec,
+        columns: usize,
+        first: usize,
+        codes: &mut [u8],
+        scales: &mut [u8],
+    ) -> Result<u64, Error> {
+        let rows = codes.len() / columns;
+        let (from, end) = (first / BLOCK * BLOCK, (first + rows).next_multiple_of(BLOCK).min(spec.shape[0]));
+        let weights = self.floats_of(spec, from * columns, (end - from) * columns)?;
+        if let Some(at) = weights.iter().position(|weight| !weight.is_finite()) {
+            let problem = format!("{} cannot be quantised (--dense fp8)", weights[at]);
+            return Err(bad(spec, from * columns + at, problem));
+        }
+        let blocks = fp8::scales(&weights, columns, fp8::Scale::Bf16);
+        let own = &weights[(first - from) * columns..][..codes.len()];
+        let per_row = columns.div_ceil(BLOCK);
+        for (row, to) in scales.chunks_exact_mut(per_row * 4).enumerate() {
+            let scales = fp8::scales_of_row(&blocks, columns, first - from + row);
+            to.copy_from_slice(bytemuck::cast_slice(scales));
+        }
+        codes.copy_from_slice(&fp8::codes_from(own, columns, &blocks, first - from));
+        Ok((codes.len() * (self.dtype(spec).bitsize() / 8)) as u64)
+    }
+
     /// The scales of rows `first ..` of a tensor in blocks.
     fn block_scales(&self, scale: &Spec, columns: usize, first: usize, to: &mut [u8]) -> Result<(), Error> {
         let blocks = columns.div_ceil(BLOCK);
@@ -149,8 +180,8 @@ impl<'a> Reader<'a> {
         Ok(self.floats(scale, 0, 1)?[0])
     }
 
-    /// Values of a tensor of scales, which are finite and not negative.
-    fn floats(&self, spec: &Spec, from: usize, count: usize) -> Result<Vec<f32>, Error> {
+    /// Values of a plain tensor.
+    fn floats_of(&self, spec: &Spec, from: usize, count: usize) -> Result<Vec<f32>, Error> {
         let dtype = self.dtype(spec);
         let bytes = dtype.bitsize() / 8;
         let mut raw = vec![0; count * bytes];
@@ -160,6 +191,12 @@ impl<'a> Reader<'a> {
             Dtype::F32 => bytemuck::cast_slice_mut::<_, u8>(&mut values).copy_from_slice(&raw),
             _ => convert(dtype, &raw, bytemuck::cast_slice_mut(&mut values)),
         }
+        Ok(values)
+    }
+
+    /// Values of a tensor of scales, which are finite and not negative.
+    fn floats(&self, spec: &Spec, from: usize, count: usize) -> Result<Vec<f32>, Error> {
+        let values = self.floats_of(spec, from, count)?;
         match values.iter().position(|value| !value.is_finite() || *value < 0.0) {
             None => Ok(values),
             Some(at) => {

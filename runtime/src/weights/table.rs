@@ -5,12 +5,12 @@
 
 use std::fmt;
 
-use graph::{Arena, Device, Ptr, Span};
+use graph::{Arena, Device, Emission, Ptr, Span};
 use kernels::numerics::ElementType;
 use kernels::weight::{Format, GROUP, Matrix, Order};
 
 use super::read::{Reader, Rows, format_of};
-use super::{COPIED_BYTES, Made, copy};
+use super::{COPIED_BYTES, Made, copy, made};
 use crate::checkpoint::layout::{Ple, Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::Error;
@@ -103,6 +103,26 @@ impl TablePlan {
                 let pinned = device.pinned_arena("n-gram table", self.bytes)?;
                 let to = pinned.base();
                 Ok((pinned, to))
+            }
+        }
+    }
+
+    /// Adds launches that make the table at `to`.
+    pub(super) fn make(
+        &self,
+        emission: &mut Emission,
+        element: ElementType,
+        to: Ptr<u8>,
+        seed: u64,
+    ) -> graph::Result<()> {
+        let shards = self.shards.len();
+        match self.format {
+            Format::Plain => made::fill(emission, element, to, self.bytes, seed, self.made.scale),
+            Format::Fp8 => made::codes(emission, self.format, to, self.bytes, seed),
+            Format::Nvfp4 => {
+                let (codes, scales) = (shards * self.shard_bytes, shards * self.scale_bytes);
+                made::codes(emission, self.format, to, codes, seed)?;
+                made::scales_of_groups(emission, to.byte_add(codes), scales, seed)
             }
         }
     }

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use clap::Args;
 use kernels::numerics::ElementType;
+use runtime::checkpoint::layout::{Format, Wanted};
 use runtime::engine::{Class, EngineOptions};
 use runtime::open::Load;
 use runtime::place::Place;
 use runtime::receipts::CheckOptions;
 use runtime::weights::TablePlace;
 
-use super::{ByteSize, Device, Dtype, LoadFrom, Switch, Table};
+use super::{ByteSize, Dense, Device, Dtype, LoadFrom, Stored, Switch, Table};
 use crate::failure::Failure;
 
 /// The seed of dummy weights.
@@ -39,6 +40,20 @@ pub(crate) struct RunArgs {
     /// With --load dummy: only the first N layers; all of them if not given.
     #[arg(long, env = "ROUNDHOUSE_LAYERS", value_name = "N", allow_negative_numbers = true)]
     pub(crate) layers: Option<u32>,
+
+    /// With --load dummy: how the routed experts are stored.
+    #[arg(long, env = "ROUNDHOUSE_EXPERTS", value_enum, value_name = "FORMAT")]
+    pub(crate) experts: Option<Stored>,
+
+    /// With --load dummy: how the n-gram tables are stored.
+    #[arg(long, env = "ROUNDHOUSE_TABLE_FORMAT", value_enum, value_name = "FORMAT")]
+    pub(crate) table_format: Option<Stored>,
+
+    /// Projections outside the routed experts, and the head: as they are stored, or, where they are stored in plain
+    /// floats, quantised to fp8 in blocks of 128 x 128 while they are loaded. That reads fewer bytes a token, and
+    /// changes what the model says; `check --dense fp8` measures by how much.
+    #[arg(long, env = "ROUNDHOUSE_DENSE", value_enum, default_value = "stored")]
+    pub(crate) dense: Dense,
 
     /// Where the n-gram tables live: in device memory, in pinned host memory, or mapped from the checkpoint.
     #[arg(long, env = "ROUNDHOUSE_TABLE", value_enum, default_value = "device")]
@@ -131,15 +146,42 @@ impl RunArgs {
         };
         place.runs(element).map_err(Failure::input)?;
         let layers = self.layers.map(|layers| layers as usize);
-        let load = match (self.load, layers) {
-            (LoadFrom::Dummy, layers) => Load::Dummy { layers, seed: DUMMY_SEED },
-            (LoadFrom::Checkpoint, None) => Load::Checkpoint,
-            (LoadFrom::Checkpoint, Some(layers)) => {
-                let why = "a checkpoint is opened whole; add --load dummy, or leave --layers out";
-                return Err(Failure::Input(format!("--layers {layers}: {why}")));
+        let load = match self.load {
+            LoadFrom::Dummy => Load::Dummy { layers, seed: DUMMY_SEED, stored: self.stored() },
+            LoadFrom::Checkpoint => {
+                self.leaves_dummies_out()?;
+                Load::Checkpoint { dense: self.dense.form() }
             }
         };
         Ok(Chosen { place, element, load, table: self.table.place(), why })
+    }
+}
+
+impl RunArgs {
+    /// How dummy weights are stored.
+    fn stored(&self) -> Wanted {
+        let plain = Wanted::default();
+        Wanted {
+            experts: self.experts.map_or(plain.experts, Stored::of_matrices),
+            dense: if self.dense == Dense::Fp8 { Format::Fp8 } else { plain.dense },
+            table: self.table_format.map_or(plain.table, Stored::of_tables),
+        }
+    }
+
+    /// That nothing is said of dummy weights.
+    fn leaves_dummies_out(&self) -> Result<(), Failure> {
+        let format = |stored: &Stored| format!("{stored:?}").to_lowercase();
+        let said = [
+            ("--layers", self.layers.map(|layers| layers.to_string()), "opened whole"),
+            ("--experts", self.experts.as_ref().map(format), "read as it is stored"),
+            ("--table-format", self.table_format.as_ref().map(format), "read as it is stored"),
+        ];
+        match said.into_iter().find_map(|(option, value, why)| Some((option, value?, why))) {
+            None => Ok(()),
+            Some((option, value, why)) => Err(Failure::Input(format!(
+                "{option} {value}: a checkpoint is {why}; add --load dummy, or leave {option} out"
+            ))),
+        }
     }
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use kernels::numerics::ElementType;
-use runtime::weights::TablePlace;
+use runtime::checkpoint::layout::Format;
+use runtime::weights::{DenseForm, TablePlace};
 
 /// The device that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +32,21 @@ pub(crate) enum LoadFrom {
 pub(crate) enum Switch {
     On,
     Off,
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Stored {
+    Bf16,
+    Fp8,
+    Nvfp4,
+}
+
+/// What becomes of dense projections.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Dense {
+    Stored,
+    Fp8,
 }
 
 /// Where the n-gram tables live.
@@ -95,6 +111,34 @@ impl Dtype {
         match self {
             Dtype::F32 => ElementType::F32,
             Dtype::Bf16 => ElementType::Bf16,
+        }
+    }
+}
+
+impl Stored {
+    /// The format of matrices that are stored like this.
+    pub(crate) fn of_matrices(self) -> Format {
+        match self {
+            Stored::Bf16 => Format::Bf16,
+            Stored::Fp8 => Format::Fp8,
+            Stored::Nvfp4 => Format::Nvfp4,
+        }
+    }
+
+    /// The format of n-gram tables that are stored like this: in fp8 they have one scale.
+    pub(crate) fn of_tables(self) -> Format {
+        match self {
+            Stored::Fp8 => Format::Fp8Tensor,
+            _ => self.of_matrices(),
+        }
+    }
+}
+
+impl Dense {
+    pub(crate) fn form(self) -> DenseForm {
+        match self {
+            Dense::Stored => DenseForm::Stored,
+            Dense::Fp8 => DenseForm::Fp8,
         }
     }
 }

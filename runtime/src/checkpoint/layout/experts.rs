@@ -58,6 +58,7 @@ impl Experts {
         let down = at.weight("down_proj", &[experts, hidden, width]);
         let stacked = match at.source {
             Source::Nothing { stacked } => stacked,
+            Source::Wanted(wanted) => wanted.stacks_experts(),
             source => source.has(&gate_up.name) || source.has(&down.name),
         };
         if stacked {
