@@ -85,7 +85,7 @@ impl MemoryPlan {
     ) -> MemoryPlan {
         let Opened { checkpoint, weights, load, .. } = opened;
         let WeightForm { element, table, .. } = weights.form();
-        let kind = element.name();
+        let (kind, table_kind) = weights.stored().text(element);
         let (place, home) = match table {
             TablePlace::Device => (Place::Device, "in device memory"),
             TablePlace::Pinned => (Place::Host, "in pinned host memory"),
@@ -103,7 +103,13 @@ impl MemoryPlan {
         let (staging, way) = (opened.staging_bytes(), "a matrix at a time, only while weights are read");
         let mut parts = vec![
             always(part("weights", weights.bytes(), Place::Device, format!("{kind}, {come}"), setting)),
-            always(part("n-gram table", weights.table_bytes(), place, format!("{kind}, {home}"), "--table")),
+            always(part(
+                "n-gram table",
+                weights.table_bytes(),
+                place,
+                format!("{table_kind}, {home}"),
+                "--table",
+            )),
             Part { time: Time::Loading, ..part("load buffer", staging, Place::Device, way.into(), "") },
         ];
         for &ClassPlan { layout, first, lanes, pages } in classes {

@@ -7,6 +7,7 @@
 
 mod made;
 mod read;
+mod stored;
 mod table;
 
 use graph::{Arena, Device, Emission, Ptr, Region, Span, Stream};
@@ -22,6 +23,7 @@ use crate::error::Error;
 use made::Made;
 pub use made::fill;
 use read::{Reader, Rows, format_of};
+pub use stored::StoredAs;
 pub use table::TablePlace;
 use table::TablePlan;
 
@@ -290,6 +292,11 @@ impl WeightPlan {
     /// The form of the weights.
     pub fn form(&self) -> WeightForm {
         self.form
+    }
+
+    /// How the weights are held, in short.
+    pub fn stored(&self) -> StoredAs {
+        StoredAs::of(&self.weights)
     }
 
     /// Size of all weights but the n-gram tables, in bytes.

@@ -7,40 +7,7 @@ use kernels::numerics::ElementType;
 use kernels::weight::{BLOCK, Format, GROUP};
 
 use crate::config::{LayerKind, ModelConfig};
-use crate::weights::{MixerWeights, Weights};
-
-/// How the weights that may be quantised are stored, by purpose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StoredAs {
-    /// The routed experts.
-    pub experts: Format,
-    /// The shared experts.
-    pub shared: Format,
-    /// The projections around token mixers: those out of them.
-    pub dense: Format,
-    /// The head.
-    pub head: Format,
-    /// The n-gram tables.
-    pub table: Format,
-}
-
-impl StoredAs {
-    /// How a model's are.
-    pub fn of<T>(weights: &Weights<T>) -> StoredAs {
-        let first = weights.layers.first();
-        let table = weights.layers.iter().find_map(|layer| layer.ngram.as_ref());
-        StoredAs {
-            experts: first.map_or_else(Format::default, |layer| layer.moe.routed),
-            shared: first.map_or_else(Format::default, |layer| layer.moe.shared),
-            dense: first.map_or_else(Format::default, |layer| match &layer.mixer {
-                MixerWeights::Recurrent(w) => w.output.format,
-                MixerWeights::Sparse(w) => w.output.format,
-            }),
-            head: weights.head.format,
-            table: table.map_or_else(Format::default, |ngram| ngram.format),
-        }
-    }
-}
+use crate::weights::StoredAs;
 
 /// Bytes that a checkpoint takes for a number of a matrix, its share of scales included.
 pub fn number_bytes(format: Format, element: ElementType) -> f64 {

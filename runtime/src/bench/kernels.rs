@@ -110,11 +110,11 @@ impl fmt::Display for KernelTable {
             f,
             "kernels of a {kind} round, {rows} rows, synthetic context {context}, {distinct} experts"
         )?;
-        writeln!(f, "  kernel         launches   us each  ms in all   share   in place         MB     TB/s")?;
+        writeln!(f, "  kernel                    launches   us each  ms in all   share   in place         MB     TB/s")?;
         let sum = self.sum_ms();
         for row in kernels {
             let (us, ms) = (1e6 * row.seconds, 1e3 * row.all());
-            write!(f, "  {:<14} {:8} {us:9.2} {ms:10.4} {:6.1}% ", row.name, row.launches, 100.0 * ms / sum)?;
+            write!(f, "  {:<25} {:8} {us:9.2} {ms:10.4} {:6.1}% ", row.name, row.launches, 100.0 * ms / sum)?;
             write!(f, "{:10.2} ", 1e6 * row.in_place)?;
             match row.bytes > 0.0 {
                 true => {
@@ -124,6 +124,6 @@ impl fmt::Display for KernelTable {
             }
         }
         let launches: usize = kernels.iter().map(|row| row.launches).sum();
-        write!(f, "  {:<14} {launches:8} {:>9} {sum:10.4}; the round itself {device_ms:.4} ms", "sum", "")
+        write!(f, "  {:<25} {launches:8} {:>9} {sum:10.4}; the round itself {device_ms:.4} ms", "sum", "")
     }
 }

@@ -8,7 +8,7 @@ use kernels::read;
 use kernels::table::{Kind, PAGE, PromptRow, Row, Sampling};
 use planner::{RequestId, SlotId};
 
-use super::bytes::{RoundBytes, StoredAs, expected_distinct};
+use super::bytes::{RoundBytes, expected_distinct};
 use super::kernels::{KernelRow, KernelTable, bytes_of, is_kind, kinds, of_kind};
 use super::moves::Seen;
 use super::report::{Bandwidth, PromptLine, RoundLine};
@@ -21,7 +21,7 @@ use crate::lanes::Lanes;
 use crate::model::{Group, Picks, RoundShape};
 use crate::request::Submission;
 use crate::runner::StagedTable;
-use crate::weights;
+use crate::weights::{self, StoredAs};
 
 /// Graphs that are captured to see what one takes.
 const CAPTURES: usize = 8;
@@ -334,7 +334,7 @@ impl<'o> Rig<'o> {
 
     /// Seconds of what an emission does before its layers, and after them.
     fn outside_layers(&self, emission: &Emission) -> Result<[f64; 2], Error> {
-        let named = |entry: &Entry, wanted: &str| matches!(entry, Entry::Launch { kernel, .. } if kernel.name == wanted);
+        let named = |entry: &Entry, wanted: &str| matches!(entry, Entry::Launch { kernel, .. } if kernel.name.starts_with(wanted));
         let entries = emission.entries();
         let first = entries.iter().position(|entry| named(entry, "embed"));
         let mut sums = ["experts_down", "experts_sum"].into_iter();
