@@ -23,8 +23,8 @@ static_assert(sizeof(UpArgs) == ARGS_BYTES_experts_up_prompt);
 static_assert(sizeof(DownArgs) == ARGS_BYTES_experts_down);
 static_assert(sizeof(ProductsArgs) == ARGS_BYTES_experts_products);
 
-extern "C" __global__ void __launch_bounds__(UP_THREADS, 5) experts_up(UpArgs a) { up<Bf16, Bf16>(a); }
-extern "C" __global__ void __launch_bounds__(DOWN_THREADS, 3) experts_down(DownArgs a) { down<Bf16, Bf16>(a); }
+extern "C" __global__ void __launch_bounds__(UP_THREADS, 4) experts_up(UpArgs a) { up<Bf16, Bf16>(a); }
+extern "C" __global__ void __launch_bounds__(DOWN_THREADS, 2) experts_down(DownArgs a) { down<Bf16, Bf16>(a); }
 extern "C" __global__ void __launch_bounds__(UP_THREADS, 2) experts_up_prompt(UpArgs a) { up_prompt<Bf16, Bf16>(a); }
 extern "C" __global__ void __launch_bounds__(UP_THREADS, 2) experts_products(ProductsArgs a) { down_products<Bf16, Bf16>(a); }
 

@@ -48,6 +48,15 @@ constexpr u32 UP_THREADS = WARPS * 32;
 constexpr u32 UP_SLICES = 8;
 // Places that a block of experts_down works on at a time, a warp for each.
 constexpr u32 PLACES = 11;
+// Rows of a block of the shared expert of experts_up, and of one of experts_down.
+constexpr u32 UP_ROWS = 16;
+constexpr u32 DOWN_ROWS = 2;
+// Tiles of a block of experts_up at most, and of one of experts_down.
+constexpr u32 UP_TILES = 10;
+constexpr u32 DOWN_TILES = 10;
+// Columns of x at most, and of a half of an inner width.
+constexpr u32 UP_COLUMNS = 10240;
+constexpr u32 DOWN_COLUMNS = 512;
 constexpr u32 DOWN_THREADS = PLACES * 32;
 // Gate and up rows of eight outputs share a tile.
 constexpr u32 PAIRS = TILE / 2;
@@ -55,97 +64,216 @@ constexpr u32 PAIRS = TILE / 2;
 __device__ __forceinline__ bf16 activation(float gate, float up) { return narrow(mul(silu(r16(gate)), r16(up))); }
 __device__ __forceinline__ u32 pair_tiles(u32 inner) { return ceil_div(inner, PAIRS); }
 
-// Units that a warp holds: of codes a whole slice or half, of the usual sizes.
-template <class F> __device__ constexpr u32 held() { return F::QUADS == 4 ? 1 : F::QUADS == 2 ? 2 : 5; }
-
-// Tile `tile` of an expert's gate and up projections, for one input.
-template <class F, class Depend>
-__device__ __forceinline__ void up_one(const Tiles<F>& w, u32 tile, const bf16* x, u32 hidden, u32 inner, bf16* to,
-                                       Depend depend) {
-    const Slices slices(hidden, UP_SLICES);
-    const Rows row{x, hidden, 1, hidden};
-    narrow_product<F, 1, WARPS, held<F>(), 1>(w, tile, 0, row, slices, 0, slices.count, depend,
-                                              [&](u32 g, u32, float gate, float up) {
-                                                  const u32 output = tile * PAIRS + g;
-                                                  if (output < inner) to[output] = activation(gate, up);
-                                              });
+// Units of a routed expert that a warp holds: of codes a whole slice or half, of the usual sizes.
+template <class F> __device__ constexpr u32 held() { return F::QUADS == 4 ? 2 : F::QUADS == 2 ? 2 : 5; }
+// Units of the shared expert that a warp of experts_up holds, for so many tiles of rows: as many as registers are left.
+template <class R, class S> __device__ constexpr u32 shared_held(u32 nt) {
+    return S::QUADS < 4 ? 2 : R::QUADS < 4 && nt == 1 ? 3 : 1;
 }
 
-// blockIdx.x: a tile; blockIdx.y: a place of a row. The next launch may read the lists of chosen experts before it
-// waits for this one: it starts when they are complete.
+// Tile `tile` of the shared expert's gate and up projections, for 8 * NT rows from `first` on.
+template <class R, class S, u32 NT> __device__ __forceinline__ void up_shared(const UpArgs& a, u32 tile, u32 first) {
+    const Sizes& n = a.sizes;
+    const Slices slices(n.hidden, UP_SLICES);
+    const Tiles<S> shared(a.shared_gate_up, pair_tiles(n.shared_inner), slices.units);
+    const Rows rows{a.x + (u64)first * n.hidden, n.hidden, least(n.rows - first, NT * 8), n.hidden};
+    narrow_product<S, NT, WARPS, shared_held<R, S>(NT), 1>(shared, tile, 0, rows, slices, 0, slices.count, [] {
+        wait_for_previous();
+        let_next_start();
+    }, [&](u32 g, u32 r, float gate, float up) {
+        const u32 output = tile * PAIRS + g;
+        if (output < n.shared_inner) a.s[(u64)(first + r) * n.shared_inner + output] = activation(gate, up);
+    });
+}
+
+// Blocks of the shared expert come first: one for a tile and UP_ROWS rows. Those of the routed experts share out the
+// tiles of each place of a row, in runs: a warp goes through its slice of all of them, and meets the
+// others at the end.
 template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) {
     const Sizes& n = a.sizes;
-    const u32 tile = blockIdx.x, row = blockIdx.y / (n.k + 1), place = blockIdx.y % (n.k + 1);
-    const u32 units = ceil_div(n.hidden, UNIT);
-    const bf16* const x = a.x + (u64)row * n.hidden;
-    if (place == n.k && tile < pair_tiles(n.shared_inner)) {
-        const Tiles<S> shared(a.shared_gate_up, pair_tiles(n.shared_inner), units);
-        up_one<S>(shared, tile, x, n.hidden, n.shared_inner, a.s + (u64)row * n.shared_inner, [] {
-            wait_for_previous();
-            let_next_start();
-        });
+    const u32 shared_tiles = pair_tiles(n.shared_inner), shared = shared_tiles * ceil_div(n.rows, UP_ROWS);
+    if (blockIdx.x < shared) {
+        const u32 tile = blockIdx.x % shared_tiles, first = blockIdx.x / shared_tiles * UP_ROWS;
+        if (n.rows - first <= 8) up_shared<R, S, 1>(a, tile, first);
+        else up_shared<R, S, 2>(a, tile, first);
         return;
     }
+    const u32 runs = (gridDim.x - shared) / (n.rows * n.k), tiles = pair_tiles(n.inner), lane = lane_id();
+    const u32 pair = (blockIdx.x - shared) / runs, run = (blockIdx.x - shared) % runs;
+    const u32 first = run * tiles / runs, end = (run + 1) * tiles / runs;
+    // The next launch may read the lists of chosen experts before it waits for this one: it starts when they are
+    // complete.
     wait_for_previous();
     let_next_start();
-    if (place == n.k || tile >= pair_tiles(n.inner)) return;
-    const u32 pair = row * n.k + place, id = a.ids[pair];
+    const u32 id = a.ids[pair];
     if (id >= n.experts) return;
-    const Tiles<R> routed(a.gate_up, pair_tiles(n.inner), units, n.experts, id);
-    up_one<R>(routed, tile, x, n.hidden, n.inner, a.a + (u64)pair * n.inner, [] {});
+    const Slices slices(n.hidden, UP_SLICES);
+    const Tiles<R> w(a.gate_up, tiles, slices.units, n.experts, id);
+    const u32 from = slices.from(warp_id());
+    float(*const sums)[WARPS][TILE] = (float(*)[WARPS][TILE])pool;
+    Quad* const zeros = pool + UP_TILES * WARPS * TILE / 4;
+    Quad* const x = zeros + 2;
+    Stream<R, held<R>()> stream(w.run(first, from), slices.length(warp_id()));
+    if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
+    stage_row(x, a.x + (u64)(pair / n.k) * n.hidden, n.hidden, threadIdx.x, UP_THREADS);
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+    const Staged staged(x + from * (UNIT / 8), zeros);
+    for (u32 tile = first; tile < end; ++tile) {
+        stream.from = w.run(tile, from);
+        Run<R> next = {};
+        if (tile + 1 < end) next = w.run(tile + 1, from);
+        float sum[4] = {};
+        stream.multiply(sum, staged, next);
+        if (lane % 4 == 0) {
+            sums[tile - first][warp_id()][lane / 4] = sum[0];
+            sums[tile - first][warp_id()][lane / 4 + 8] = sum[2];
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < (end - first) * PAIRS; i += UP_THREADS) {
+        const u32 tile = i / PAIRS, g = i % PAIRS, output = (first + tile) * PAIRS + g;
+        float gate = sums[tile][0][g], up = sums[tile][0][g + PAIRS];
+        for (u32 slice = 1; slice < slices.count; ++slice) {
+            gate = add(gate, sums[tile][slice][g]);
+            up = add(up, sums[tile][slice][g + PAIRS]);
+        }
+        const Halves numbers = w.whole(first + tile, g);
+        if (output < n.inner)
+            a.a[(u64)pair * n.inner + output] = activation(whole<R>(gate, numbers.low), whole<R>(up, numbers.high));
+    }
 }
 
-// Tile `tile` of the down projection of expert `id` over half `cut` of place `place` of a row, or of the shared expert:
-// the sums of the tile's rows, of whatever if the row has no such place or expert. The first one waits for the previous
-// launch when weights are on their way.
-template <class F>
-__device__ __forceinline__ void down_one(const DownArgs& a, u32 row, u32 place, bool shared, u32 id, bool exists, u32 tile,
-                                         u32 cut, bool first, float (&products)[TILE]) {
+// Where a block of experts_down has what it copies to shared memory, in quads: zeros; two rows of each warp of the routed
+// experts; the rows of the shared expert, which are a quad apart so that lanes meet every bank once; its weights.
+constexpr u32 DOWN_ROW = DOWN_COLUMNS / 8;
+constexpr u32 DOWN_SHARED_ROW = DOWN_ROW + 1;
+constexpr u32 DOWN_OWN = 2, DOWN_X = DOWN_OWN + (PLACES - 1) * 2 * DOWN_ROW, DOWN_W = DOWN_X + DOWN_ROWS * DOWN_SHARED_ROW;
+constexpr u32 DOWN_PRODUCTS = DOWN_W + DOWN_COLUMNS / UNIT * 128;
+
+// The products of `count` tiles of the shared expert's down projection with the rows of a block, over a half: by the last
+// warp.
+template <class S>
+__device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u32 count, u32 cut, u32 first, u32 rows,
+                                            float (*products)[DOWN_ROWS][PLACES][TILE]) {
     const Sizes& n = a.sizes;
-    const u32 inner = shared ? n.shared_inner : n.inner, half = inner / CUTS, units = ceil_div(half, UNIT);
-    const Tiles<F> w(shared ? a.shared_down : a.down, ceil_div(n.hidden, TILE), units * CUTS, shared ? 1 : n.experts, id);
-    Stream<F, held<F>(), 0> weights(w.run(tile, cut * units), place <= n.k && exists ? units : 0);
-    if (first) {
-        let_next_start();
-        wait_for_previous();
-    }
-    if (place > n.k) return;
-    const bf16* const from = shared ? a.s + (u64)row * inner : a.a + ((u64)row * n.k + place) * inner;
-    const bf16* const x[1] = {lane_id() / 4 == 0 ? from + cut * half : nullptr};
-    const bool aligned = aligned16(from) && half % 8 == 0;
-    float sums[1][4] = {};
-    weights.multiply(sums, x, 0, half, aligned);
-    const Halves numbers = w.whole(tile);
-    if (lane_id() % 4 == 0) {
-        products[lane_id() / 4] = whole<F>(sums[0][0], numbers.low);
-        products[lane_id() / 4 + 8] = whole<F>(sums[0][2], numbers.high);
+    const u32 half = n.shared_inner / CUTS, units = ceil_div(half, UNIT), lane = lane_id();
+    const Tiles<S> w(a.shared_down, ceil_div(n.hidden, TILE), units * CUTS);
+    const auto copy = [&](u32 tile) {
+        const Run<S> run = w.run(first_tile + tile, cut * units);
+        for (u32 i = 0; i < units * S::QUADS; ++i) copy_async(pool + DOWN_W + i * 32 + lane, run.codes + i * 32, true);
+        copy_commit();
+    };
+    copy(0);
+    follow();
+    for (u32 r = 0; r < rows; ++r)
+        stage_row(pool + DOWN_X + r * DOWN_SHARED_ROW, a.s + (u64)(first + r) * n.shared_inner + cut * half, half, lane, 32);
+    copy_commit();
+    const bool live = lane / 4 < rows;
+    const Quad* const x = live ? pool + DOWN_X + lane / 4 * DOWN_SHARED_ROW + lane % 4 * 2 : pool;
+    for (u32 tile = 0; tile < count; ++tile) {
+        copy_wait<0>();
+        __syncwarp();
+        const u8* const scales = w.run(first_tile + tile, cut * units).scales;
+        float sums[4] = {};
+        for (u32 unit = 0; unit < units; ++unit) {
+            Quad codes[S::QUADS];
+#pragma unroll
+            for (u32 i = 0; i < S::QUADS; ++i) codes[i] = pool[DOWN_W + (unit * S::QUADS + i) * 32 + lane];
+            const Quad* const strip = x + (live ? unit * (UNIT / 8) : 0);
+            mma_stored<S>(sums, codes, S::scale(scales, unit), Strip{strip[0], strip[1]});
+        }
+        __syncwarp();
+        if (tile + 1 < count) copy(tile + 1);
+        const Halves numbers = w.whole(first_tile + tile);
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) {
+            const u32 r = lane % 4 * 2 + c % 2;
+            if (r < rows) products[tile][r][PLACES - 1][lane / 4 + c / 2 * 8] = whole<S>(sums[c], c < 2 ? numbers.low : numbers.high);
+        }
     }
 }
 
-// blockIdx.x: a tile, and above it a row; blockIdx.y: the half of the inner widths.
+// blockIdx.x: a run of tiles, and above it DOWN_ROWS rows; blockIdx.y: the half of the inner widths. A warp takes a
+// place of each row in turn, all tiles of it; the last one takes the shared expert of all rows.
 template <class R, class S> __device__ __forceinline__ void down(const DownArgs& a) {
-    __shared__ float products[PLACES][TILE];
+    float(*const products)[DOWN_ROWS][PLACES][TILE] = (float(*)[DOWN_ROWS][PLACES][TILE])(pool + DOWN_PRODUCTS);
+    __shared__ u32 chosen[DOWN_ROWS][PLACES];
+    constexpr u32 ROUTED = PLACES - 1;
     const Sizes& n = a.sizes;
-    const u32 row = blockIdx.x % n.rows, tile = blockIdx.x / n.rows, cut = blockIdx.y;
-    const u32* const ids = a.ids + (u64)row * n.k;
+    const u32 tiles = ceil_div(n.hidden, TILE), runs = gridDim.x / ceil_div(n.rows, DOWN_ROWS);
+    const u32 run = blockIdx.x % runs, first_tile = run * tiles / runs, count = (run + 1) * tiles / runs - first_tile;
+    const u32 cut = blockIdx.y, lane = lane_id();
+    const u32 first = blockIdx.x / runs * DOWN_ROWS, rows = least(n.rows - first, DOWN_ROWS);
+    Quad* const zeros = pool;
+    if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
+    __syncthreads();
+    if (warp_id() == ROUTED) down_shared<S>(a, first_tile, count, cut, first, rows, products);
+    const u32 half = n.inner / CUTS, units = ceil_div(half, UNIT);
+    // What this thread adds up: an output of a row.
+    const u32 at = threadIdx.x % TILE, row = threadIdx.x / TILE % DOWN_ROWS, tile = threadIdx.x / TILE / DOWN_ROWS;
+    const bool adds = row < rows && tile < count;
     bool known = true;
     float sum = 0.0f;
-    for (u32 base = 0; base <= n.k; base += PLACES) {
-        const u32 held = least(PLACES, n.k + 1 - base), place = base + warp_id();
-        const bool shared = place == n.k;
-        const u32 id = place < n.k ? __ldcg(ids + place) : 0;
-        const bool exists = shared || id < n.experts;
-        if (SAME<R, S> || !shared)
-            down_one<R>(a, row, place, SAME<R, S> && shared, exists ? id : 0, exists, tile, cut, base == 0, products[warp_id()]);
-        else
-            down_one<S>(a, row, place, true, 0, true, tile, cut, base == 0, products[warp_id()]);
-        known = __syncthreads_and(known && exists);
-        for (u32 i = 0; threadIdx.x < TILE && i < held; ++i)
-            sum = add(sum, mul(a.weights[(u64)row * (n.k + 1) + base + i], products[i][threadIdx.x]));
+    for (u32 base = 0; base < n.k; base += ROUTED) {
+        const u32 place = base + warp_id();
+        if (warp_id() < ROUTED && place < n.k) {
+            const u32 id = lane < rows ? __ldcg(a.ids + (u64)(first + lane) * n.k + place) : 0;
+            if (lane < rows) chosen[lane][warp_id()] = id;
+            const auto units_of = [&](u32 r, u32 tile) {
+                // An expert that is there, in place of one that is not.
+                const u32 expert = __shfl_sync(WHOLE_WARP, id < n.experts ? id : 0, r);
+                return Tiles<R>(a.down, tiles, units * CUTS, n.experts, expert).run(first_tile + tile, cut * units);
+            };
+            Stream<R, held<R>()> stream(units_of(0, 0), units);
+            if (base == 0) follow();
+            // Two rows of this warp: one is read while the other comes.
+            Quad* const mine = pool + DOWN_OWN + warp_id() * 2 * DOWN_ROW;
+            const auto stage = [&](u32 r) {
+                const bf16* const from = a.a + ((u64)(first + r) * n.k + place) * n.inner + cut * half;
+                if (r < rows) stage_row(mine + r % 2 * DOWN_ROW, from, half, lane, 32);
+                copy_commit();
+            };
+            stage(0);
+#pragma unroll 1
+            for (u32 r = 0; r < rows; ++r) {
+                stage(r + 1);
+                copy_wait<1>();
+                __syncwarp();
+                const Staged x(mine + r % 2 * DOWN_ROW, zeros);
+#pragma unroll 1
+                for (u32 t = 0; t < count; ++t) {
+                    Run<R> next = {};
+                    if (t + 1 < count) next = units_of(r, t + 1);
+                    else if (r + 1 < rows) next = units_of(r + 1, 0);
+                    float sums[4] = {};
+                    stream.multiply(sums, x, next);
+                    stream.from = next;
+                    if (lane % 4 == 0) {
+                        products[t][r][warp_id()][lane / 4] = sums[0];
+                        products[t][r][warp_id()][lane / 4 + 8] = sums[2];
+                    }
+                }
+                __syncwarp();
+            }
+        } else if (base == 0 && warp_id() < ROUTED) {
+            follow();
+        }
         __syncthreads();
+        const float* const weights = a.weights + (u64)(first + row) * (n.k + 1) + base;
+        for (u32 i = 0; adds && i < least(ROUTED, n.k - base); ++i) {
+            const u32 id = chosen[row][i];
+            known = known && id < n.experts;
+            const Tiles<R> w(a.down, tiles, units * CUTS, n.experts, id < n.experts ? id : 0);
+            sum = add(sum, mul(weights[i], whole<R>(products[tile][row][i][at], w.row(first_tile + tile, at))));
+        }
+        if (base + ROUTED < n.k) __syncthreads();
     }
-    const u32 output = tile * TILE + threadIdx.x;
-    if (known && threadIdx.x < TILE && output < n.hidden) a.p[((u64)cut * n.rows + row) * n.hidden + output] = sum;
+    const u32 output = (first_tile + tile) * TILE + at;
+    if (!adds || !known || output >= n.hidden) return;
+    const float weight = a.weights[(u64)(first + row) * (n.k + 1) + n.k];
+    a.p[((u64)cut * n.rows + first + row) * n.hidden + output] = add(sum, mul(weight, products[tile][row][ROUTED][at]));
 }
 
 // Which rows a prompt's block works on: 32 of the shared expert, or all of a routed one.

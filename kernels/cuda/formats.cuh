@@ -123,11 +123,13 @@ template <class F> struct Tiles {
         if constexpr (F::SCALE_BYTES == 0) return Run<F>{from, nullptr};
         else return Run<F>{from, F::scale_of_lane(scales + at * F::SCALE_BYTES)};
     }
-    // The numbers of rows g and g + 8 of a tile, for g = lane / 4.
-    __device__ __forceinline__ Halves whole(u32 tile) const {
-        if constexpr (!F::WHOLE) return Halves{1.0f, 1.0f};
-        const float* const at = wholes + (u64)tile * TILE + lane_id() / 4;
-        return Halves{__ldg(at), __ldg(at + 8)};
+    // The numbers of rows g and g + 8 of a tile.
+    __device__ __forceinline__ Halves whole(u32 tile) const { return whole(tile, lane_id() / 4); }
+    __device__ __forceinline__ Halves whole(u32 tile, u32 g) const { return Halves{row(tile, g), row(tile, g + 8)}; }
+    // The number of row `at` of a tile.
+    __device__ __forceinline__ float row(u32 tile, u32 at) const {
+        if constexpr (!F::WHOLE) return 1.0f;
+        return __ldg(wholes + (u64)tile * TILE + at);
     }
 };
 

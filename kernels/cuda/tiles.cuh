@@ -77,11 +77,13 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[
     }
 }
 
+__device__ __forceinline__ void mma_columns(float (&sum)[4], const Quad& w, const Strip& x, u32 j) {
+    mma(sum, w.word[0], w.word[1], w.word[2], w.word[3], x.half[j / 2].word[j % 2 * 2], x.half[j / 2].word[j % 2 * 2 + 1]);
+}
+
 __device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const Strip& x) {
 #pragma unroll
-    for (u32 j = 0; j < 4; ++j)
-        mma(sum, w[j].word[0], w[j].word[1], w[j].word[2], w[j].word[3], x.half[j / 2].word[j % 2 * 2],
-            x.half[j / 2].word[j % 2 * 2 + 1]);
+    for (u32 j = 0; j < 4; ++j) mma_columns(sum, w[j], x, j);
 }
 
 // Adds the product of a unit and a tile of 8 rows.
@@ -93,6 +95,44 @@ __device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], co
         add_scaled<F>(sum, part, scale);
     } else {
         mma_unit(sum, w, x);
+    }
+}
+
+// The same of a unit as it is stored, whose operands are made one after another.
+template <class F>
+__device__ __forceinline__ void mma_stored(float (&sum)[4], const Quad (&codes)[F::QUADS], const typename F::Scale& scale,
+                                           const Strip& x) {
+    float part[4] = {};
+    float(&to)[4] = F::SCALED ? part : sum;
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) mma_columns(to, F::fragment(codes, scale, j), x, j);
+    add_scaled<F>(sum, part, scale);
+}
+
+// One row of x in shared memory, whole units of it: what lanes of the first column read. The others read zeros.
+struct Staged {
+    const Quad* at;
+    u32 step;
+
+    __device__ __forceinline__ Staged(const Quad* row, const Quad* zeros) {
+        const bool first = lane_id() / 4 == 0;
+        at = first ? row + lane_id() % 4 * 2 : zeros;
+        step = first ? UNIT / 8 : 0;
+    }
+    __device__ __forceinline__ Strip strip(u32 unit) const { return Strip{at[unit * step], at[unit * step + 1]}; }
+};
+
+// Copies a row to shared memory by `threads` threads, of which this one is number `thread`: zeros past its end, up to
+// a whole unit.
+__device__ __forceinline__ void stage_row(Quad* to, const bf16* row, u32 columns, u32 thread, u32 threads) {
+    const bool smooth = aligned16(row) && columns % 8 == 0;
+    for (u32 i = thread; i < ceil_div(columns, UNIT) * (UNIT / 8); i += threads) {
+        if (smooth) {
+            copy_async(to + i, row + i * 8, i * 8 < columns);
+        } else {
+#pragma unroll 1
+            for (u32 e = 0; e < 8; ++e) ((bf16*)(to + i))[e] = i * 8 + e < columns ? row[i * 8 + e] : bf16{0};
+        }
     }
 }
 
@@ -149,12 +189,14 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
             for (u32 d = 0; d < DEPTH; ++d) {
                 const u32 unit = base + d;
                 if (unit >= whole) break;
-                Quad made[4];
-                const Quad(&w)[4] = operands(d, made);
                 if constexpr (AHEAD > 0) {
-                    mma_unit<F>(sums[0], w, scales[d], ahead[d % AHEAD]);
+                    mma_stored<F>(sums[0], held[d], scales[d], ahead[d % AHEAD]);
                     if (d + AHEAD < DEPTH) ahead[d % AHEAD] = strip(0, unit + AHEAD);
+                } else if constexpr (NT == 1) {
+                    mma_stored<F>(sums[0], held[d], scales[d], strip(0, unit));
                 } else {
+                    Quad made[4];
+                    const Quad(&w)[4] = operands(d, made);
 #pragma unroll
                     for (u32 n = 0; n < NT; ++n) mma_unit<F>(sums[n], w, scales[d], strip(n, unit));
                 }
@@ -170,6 +212,30 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
 #pragma unroll
             for (u32 n = 0; n < NT; ++n)
                 mma_unit<F>(sums[n], w, scales[0], ragged_strip(x[n], at + unit * UNIT, columns));
+        }
+    }
+
+    // As `multiply`, for one row that lies in shared memory.
+    __device__ __forceinline__ void multiply(float (&sum)[4], const Staged& x, const Run<F>& next) {
+        if (count == DEPTH) {
+            // The usual sizes, in a straight line.
+#pragma unroll
+            for (u32 d = 0; d < DEPTH; ++d) {
+                mma_stored<F>(sum, held[d], scales[d], x.strip(d));
+                if (next.codes) load(next, d, d);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (u32 base = 0; base < count; base += DEPTH) {
+#pragma unroll
+            for (u32 d = 0; d < DEPTH; ++d) {
+                const u32 unit = base + d;
+                if (unit >= count) break;
+                mma_stored<F>(sum, held[d], scales[d], x.strip(unit));
+                if (unit + DEPTH < count) load(from, d, unit + DEPTH);
+                else if (next.codes) load(next, d, d);
+            }
         }
     }
 };

@@ -199,8 +199,29 @@ pub struct SumArgs {
     pub sizes: Sizes,
 }
 
-/// Places that a block of the CUDA twin of [`ExpertsDown`] works on at a time.
+/// Columns of x that CUDA twins of [`ExpertsUp`] take at most.
+pub const CUDA_COLUMNS: u32 = 10_240;
+/// Inner width that CUDA twins of [`ExpertsDown`] take at most.
+pub const CUDA_INNER: u32 = 2 * DOWN_COLUMNS;
+
+/// Warps of a block of the CUDA twin of [`ExpertsDown`]: one for each of so many places, the shared expert's last.
 pub(crate) const PLACES: u32 = 11;
+/// Rows and tiles of such a block at most, and columns of a half.
+pub(crate) const DOWN_ROWS: u32 = 2;
+pub(crate) const DOWN_TILES: u32 = 10;
+pub(crate) const DOWN_COLUMNS: u32 = 512;
+/// Rows of a block of the shared expert, and tiles of one of the routed experts at most, in the twin of [`ExpertsUp`].
+pub(crate) const UP_ROWS: u32 = 16;
+pub(crate) const UP_TILES: u32 = 10;
+/// Shared memory of these blocks: sums of tiles, zeros and a row; zeros, rows, a tile of the shared expert and products.
+const UP_SHARED: u32 = UP_TILES * 8 * 16 * 4 + 32 + CUDA_COLUMNS * 2;
+const DOWN_SHARED: u32 = 32
+    + (PLACES - 1) * 2 * DOWN_COLUMNS * 2
+    + DOWN_ROWS * (DOWN_COLUMNS * 2 + 16)
+    + DOWN_COLUMNS / 64 * 2048
+    + DOWN_TILES * DOWN_ROWS * PLACES * 16 * 4;
+/// Multiprocessors of the devices that grids are cut for; others run the same grids.
+const MULTIPROCESSORS: u32 = 132;
 
 /// The name of an instance: the format of the routed experts, then that of the shared one; nothing where all is plain.
 macro_rules! named {
@@ -363,7 +384,7 @@ impl<E: Element, F: WeightFormat, S: WeightFormat, const PROMPT: bool> Kernel fo
         S::FORMAT,
         Self::NAME,
         256,
-        if PROMPT { parts_shared(F::FORMAT, S::FORMAT) } else { 8 * 8 * 16 * 4 },
+        if PROMPT { parts_shared(F::FORMAT, S::FORMAT) } else { UP_SHARED },
     );
 
     fn check(args: &UpArgs) -> Result<(), String> {
@@ -377,11 +398,13 @@ impl<E: Element, F: WeightFormat, S: WeightFormat, const PROMPT: bool> Kernel fo
 
     fn grid(args: &UpArgs) -> Grid {
         let Sizes { rows, inner, shared_inner, k, .. } = args.sizes;
-        let tiles = pairs(inner.max(shared_inner) as usize, 1).tiles();
-        match PROMPT {
-            true => Grid::line(tiles.div_ceil(PART_TILES) * args.sizes.work_groups()),
-            false => Grid::plane(tiles, (rows * (k + 1)) as usize),
+        let [tiles, shared] = [inner, shared_inner].map(|inner| pairs(inner as usize, 1).tiles() as u32);
+        if PROMPT {
+            return Grid::line((tiles.max(shared) as usize).div_ceil(PART_TILES) * args.sizes.work_groups());
         }
+        let shared = shared * rows.div_ceil(UP_ROWS);
+        let at_once = MULTIPROCESSORS * if F::FORMAT == Format::Plain { 4 } else { 3 };
+        Grid::line((shared + rows * k * runs(tiles, rows * k, shared, UP_TILES, at_once)) as usize)
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -417,7 +440,7 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, 
     type Args = DownArgs;
     const NAME: &'static str = named!("experts_down", "");
     const ELEMENT: &'static str = E::NAME;
-    const TWIN: Option<Twin> = twin::<E>(F::FORMAT, S::FORMAT, Self::NAME, PLACES * 32, 0);
+    const TWIN: Option<Twin> = twin::<E>(F::FORMAT, S::FORMAT, Self::NAME, PLACES * 32, DOWN_SHARED);
 
     fn check(args: &DownArgs) -> Result<(), String> {
         args.sizes.check()?;
@@ -425,8 +448,10 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, 
     }
 
     fn grid(args: &DownArgs) -> Grid {
-        let Sizes { rows, hidden, .. } = args.sizes;
-        Grid::plane((hidden as usize).div_ceil(TILE) * rows as usize, CUTS)
+        let groups = args.sizes.rows.div_ceil(DOWN_ROWS);
+        let tiles = args.sizes.hidden.div_ceil(TILE as u32);
+        let runs = runs(tiles, groups * CUTS as u32, 0, DOWN_TILES, 2 * MULTIPROCESSORS);
+        Grid::plane((runs * groups) as usize, CUTS)
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -543,6 +568,14 @@ impl Kernel for ExpertsSum {
         sum(products, weights, places, hidden, memory.write(args.p, CUTS * rows * hidden)?);
         Ok(())
     }
+}
+
+/// Runs of about equal length, of at most `most` tiles, that the tiles of each of `lists` are cut into: as many as fill
+/// whole waves of blocks, of which `at_once` run, beside `others`.
+fn runs(tiles: u32, lists: u32, others: u32, most: u32, at_once: u32) -> u32 {
+    let least = tiles.div_ceil(most);
+    let waves = (others + lists * least).div_ceil(at_once);
+    ((waves * at_once - others) / lists).clamp(least, tiles)
 }
 
 /// Adds up the places of each row in order, weighed. `products` is `[2, rows, places, hidden]`.

@@ -96,6 +96,7 @@ pub const ALL: &[&Definition] = &[
     sample::Sample::<bf16>::DEFINITION,
     advance::Advance::DEFINITION,
     random::Random::<bf16>::DEFINITION,
+    random::Bits::DEFINITION,
     read::Read::DEFINITION,
 ];
 
@@ -271,6 +272,12 @@ mod tests {
             (formats, "TILE", weight::TILE as u32),
             (formats, "UNIT", weight::UNIT as u32),
             (experts, "PLACES", crate::experts::PLACES),
+            (experts, "DOWN_ROWS", crate::experts::DOWN_ROWS),
+            (experts, "DOWN_TILES", crate::experts::DOWN_TILES),
+            (experts, "DOWN_COLUMNS", crate::experts::DOWN_COLUMNS),
+            (experts, "UP_ROWS", crate::experts::UP_ROWS),
+            (experts, "UP_TILES", crate::experts::UP_TILES),
+            (experts, "UP_COLUMNS", crate::experts::CUDA_COLUMNS),
             (ROUTER.text, "EXPERTS", router::CUDA_EXPERTS),
             (ROUTER.text, "CHOICES", router::CUDA_CHOICES),
             (HYPER.text, "DOWN_WARPS", hyper::DOWN_WARPS),

@@ -176,6 +176,11 @@ impl State {
         self.next_round += 1;
     }
 
+    /// Whether rounds may be replayed, from the next plan on.
+    pub fn set_graphs(&mut self, on: bool) {
+        self.limits.graphs = on;
+    }
+
     /// The capacities it was made with.
     pub fn limits(&self) -> &Limits {
         &self.limits

@@ -307,6 +307,11 @@ impl Engine {
         &mut self.runner
     }
 
+    /// Whether decode rounds are replayed, from the next round on.
+    pub fn set_graphs(&mut self, on: bool) {
+        self.state.set_graphs(on);
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> Stats {
         let pools =

@@ -1,6 +1,6 @@
 //! Receipts: runs that prove an equality, with digests that a person can compare.
 //!
-//! A [`Schedule`] of requests is played on engines that differ in one thing; every logit, id and byte of lane
+//! A [`Schedule`] of requests is played twice on an engine, with one thing changed; every logit, id and byte of lane
 //! state must be the same. A schedule that fails is shrunk and printed as a planner scene.
 
 mod schedule;
@@ -75,13 +75,13 @@ impl fmt::Display for Receipt {
 /// # Errors
 /// The model cannot be opened, or the device failed.
 pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> {
-    let mut pair = Pair::open(dir, options)?;
+    let mut stand = Stand::open(dir, options)?;
     let names = [
-        ("graph = eager", Pair::graph_eager as Compare),
-        ("crowded = alone", Pair::crowd_alone),
-        ("run = run", Pair::run_run),
+        ("graph = eager", Stand::graph_eager as Compare),
+        ("crowded = alone", Stand::crowd_alone),
+        ("run = run", Stand::run_run),
     ];
-    names.into_iter().map(|(name, compare)| pair.receipt(name, options, compare)).collect()
+    names.into_iter().map(|(name, compare)| stand.receipt(name, options, compare)).collect()
 }
 
 /// Proves graph = eager alone: what the demo shows.
@@ -89,44 +89,44 @@ pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> 
 /// # Errors
 /// As [`check`].
 pub fn graph_equals_eager(dir: &Path, options: &CheckOptions) -> Result<Receipt, Error> {
-    Pair::open(dir, options)?.receipt("graph = eager", options, Pair::graph_eager)
+    Stand::open(dir, options)?.receipt("graph = eager", options, Stand::graph_eager)
 }
 
-/// The engines that receipts compare: one replays graphs, one is eager.
-struct Pair {
-    graph: Engine,
-    eager: Engine,
+/// What receipts are made with: one engine, since a large model fits a device once.
+struct Stand {
+    engine: Engine,
     vocab: u32,
 }
 
-type Compare = fn(&mut Pair, &Schedule) -> Result<[Trail; 2], Error>;
+type Compare = fn(&mut Stand, &Schedule) -> Result<[Trail; 2], Error>;
 
-impl Pair {
-    fn open(dir: &Path, options: &CheckOptions) -> Result<Pair, Error> {
-        let engine = |graphs| -> Result<Engine, Error> {
-            Ok(open(dir, &receipt_options(options, graphs), &mut |_: Progress| {})?.engine)
-        };
-        let (graph, eager) = (engine(true)?, engine(false)?);
-        let vocab = graph.runner().model.config.vocab_size as u32;
-        Ok(Pair { graph, eager, vocab })
+impl Stand {
+    fn open(dir: &Path, options: &CheckOptions) -> Result<Stand, Error> {
+        let engine = open(dir, &receipt_options(options), &mut |_: Progress| {})?.engine;
+        let vocab = engine.runner().model.config.vocab_size as u32;
+        Ok(Stand { engine, vocab })
     }
 
     fn graph_eager(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
-        Ok([play(&mut self.graph, schedule)?, play(&mut self.eager, schedule)?])
+        let graph = play(&mut self.engine, schedule)?;
+        self.engine.set_graphs(false);
+        let eager = play(&mut self.engine, schedule);
+        self.engine.set_graphs(true);
+        Ok([graph, eager?])
     }
 
     fn run_run(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
-        Ok([play(&mut self.graph, schedule)?, play(&mut self.graph, schedule)?])
+        Ok([play(&mut self.engine, schedule)?, play(&mut self.engine, schedule)?])
     }
 
     /// Each request among the others against the request alone. A request that is called off sees how far it
     /// came by then, which the others decide, so only the common part of it is compared.
     fn crowd_alone(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
-        let mut crowd = play(&mut self.graph, schedule)?;
+        let mut crowd = play(&mut self.engine, schedule)?;
         let mut alone = Trail::default();
         for (index, planned) in schedule.requests.iter().enumerate() {
             let single = Planned { arrive: 0, cancel: None, ..planned.clone() };
-            let trail = play(&mut self.graph, &Schedule { requests: vec![single] })?;
+            let trail = play(&mut self.engine, &Schedule { requests: vec![single] })?;
             alone.rounds.add(&trail.rounds);
             let mut life = trail.lives.into_iter().next().unwrap_or_default();
             if planned.cancel.is_some() {
@@ -175,13 +175,12 @@ impl Pair {
 }
 
 /// Engine settings for receipts: no overlap, so that what a round left can be looked at.
-fn receipt_options(options: &CheckOptions, graphs: bool) -> EngineOptions {
+fn receipt_options(options: &CheckOptions) -> EngineOptions {
     EngineOptions {
         place: options.place,
         element: options.element,
         load: options.load,
         table: options.table,
-        graphs,
         classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
         slab_lanes: 8,
         piece_rows: 128,

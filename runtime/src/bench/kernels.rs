@@ -110,7 +110,10 @@ impl fmt::Display for KernelTable {
             f,
             "kernels of a {kind} round, {rows} rows, synthetic context {context}, {distinct} experts"
         )?;
-        writeln!(f, "  kernel                    launches   us each  ms in all   share   in place         MB     TB/s")?;
+        writeln!(
+            f,
+            "  kernel                    launches   us each  ms in all   share   in place         MB     TB/s"
+        )?;
         let sum = self.sum_ms();
         for row in kernels {
             let (us, ms) = (1e6 * row.seconds, 1e3 * row.all());

@@ -13,6 +13,13 @@ pub(super) fn check(config: &ModelConfig) -> Result<(), Error> {
         ("linear_key_head_dim", config.linear_key_head_dim, kernels::delta::CUDA_KEY_WIDTH),
         ("head_dim", config.head_dim, kernels::attend::CUDA_WIDTH),
         ("hidden_size", config.hidden_size, kernels::residual::CUDA_WIDTH),
+        ("hidden_size", config.hidden_size, kernels::experts::CUDA_COLUMNS),
+        ("moe_intermediate_size", config.moe_intermediate_size, kernels::experts::CUDA_INNER),
+        (
+            "shared_expert_intermediate_size",
+            config.shared_expert_intermediate_size,
+            kernels::experts::CUDA_INNER,
+        ),
         ("num_experts", config.num_experts, kernels::router::CUDA_EXPERTS),
         ("num_experts_per_tok", config.num_experts_per_tok, kernels::router::CUDA_CHOICES),
         ("indexer_budget / indexer_compress_ratio", top, kernels::index::CUDA_TOP),
@@ -37,10 +44,14 @@ mod tests {
         let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
         let tiny = ModelConfig::open(&tiny).expect("the repository's own model");
         check(&tiny).expect("it is small");
-        let fields: [(&str, usize, fn(&mut ModelConfig, usize)); 6] = [
+        let fields: [(&str, usize, fn(&mut ModelConfig, usize)); 8] = [
             ("linear_key_head_dim", 256, |config, value| config.linear_key_head_dim = value),
             ("head_dim", 256, |config, value| config.head_dim = value),
             ("hidden_size", 10240, |config, value| config.hidden_size = value),
+            ("moe_intermediate_size", 1024, |config, value| config.moe_intermediate_size = value),
+            ("shared_expert_intermediate_size", 1024, |config, value| {
+                config.shared_expert_intermediate_size = value;
+            }),
             ("num_experts", 2048, |config, value| config.num_experts = value),
             ("num_experts_per_tok", 32, |config, value| config.num_experts_per_tok = value),
             ("indexer_budget / indexer_compress_ratio", 2560, |config, value| {
