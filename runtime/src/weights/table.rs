@@ -9,8 +9,9 @@ use graph::{Arena, Device, Ptr, Span};
 use kernels::numerics::ElementType;
 use kernels::weight::{Format, GROUP, Matrix, Order};
 
+use super::Made;
+use super::load::{COPIED_BYTES, copy};
 use super::read::{Reader, Rows, format_of};
-use super::{COPIED_BYTES, Made, copy};
 use crate::checkpoint::layout::{Ple, Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::Error;
