@@ -165,6 +165,22 @@ impl Arena {
         }
     }
 
+    /// Lets the host fill pinned memory in its place. Waits for nothing, and `fill` must not call the device, as for
+    /// [`Pinned::write`].
+    ///
+    /// # Errors
+    /// The arena is not pinned memory; a capture is in progress; the device failed.
+    pub fn fill<R>(&self, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        const CALL: &str = "filling in place";
+        let Home::Pinned(pinned) = &self.0.home else {
+            let why = format!("`{}` is not pinned memory; write to it", self.0.label);
+            return Err(Error::Size { call: CALL, why });
+        };
+        self.0.device.state().refuse_in_capture(CALL)?;
+        self.0.device.state().healthy()?;
+        Ok(pinned.lock().write(fill))
+    }
+
     /// Reads `count` values at `from`, which must lie in this arena. Waits for nothing: synchronise first.
     pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Result<Vec<T>> {
         self.check_range("read", from, count)?;

@@ -18,9 +18,10 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
 use crate::config::ModelConfig;
 use crate::error::Error;
+use load::Pace;
 use made::Made;
 pub use made::fill;
-use read::{Reader, format_of};
+use read::format_of;
 pub use table::TablePlace;
 use table::TablePlan;
 
@@ -233,6 +234,7 @@ pub struct WeightPlan {
     sources: Vec<Source>,
     tables: Vec<TablePlan>,
     form: WeightForm,
+    pace: Pace,
 }
 
 /// What fills one span.
@@ -271,7 +273,7 @@ impl WeightPlan {
         if form.table == TablePlace::Mapped {
             tables.iter().try_for_each(|table| table.mappable(checkpoint, form.element))?;
         }
-        Ok(WeightPlan { weights, region, sources, tables, form })
+        Ok(WeightPlan { weights, region, sources, tables, form, pace: Pace::FULL })
     }
 
     /// The form of the weights.
@@ -293,16 +295,6 @@ impl WeightPlan {
     fn loaded(self, arena: Arena, tables: Vec<Arena>) -> Loaded {
         let weights = self.weights.map(&mut |span| span.at(arena.base()));
         Loaded { memory: WeightMemory { arena, tables }, weights }
-    }
-}
-
-impl Fill {
-    /// The tensors of it.
-    fn specs(&self) -> &[Spec] {
-        match self {
-            Fill::Elements(specs) | Fill::Wide(specs) | Fill::Matrices { specs, .. } => specs,
-            Fill::Bytes(_) => &[],
-        }
     }
 }
 
@@ -526,7 +518,7 @@ impl Builder<'_> {
             format: format_of(table),
             shards,
             scales,
-            global: Reader::new(self.checkpoint, &[], self.form.element).global(table)?,
+            global: read::global(self.checkpoint, table)?,
             table_rows: ple.shards.len() * ple.shard_rows,
             shard_rows: ple.shard_rows,
             key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),

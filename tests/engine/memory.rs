@@ -114,11 +114,12 @@ fn weights_on_their_way_into_tiles_are_planned() {
     let form = |place: Place| place.form(ElementType::Bf16, TablePlace::Device);
     let words = "a matrix at a time, only while weights are read";
     let (bytes, text) = plan(form(Place::Cuda(0)), Load::Checkpoint);
-    assert!(bytes > 0 && text.contains(words), "{text}");
+    assert!(bytes > 0 && text.contains(words) && text.contains("read buffers"), "{text}");
     let dummy = Load::Dummy { layers: None, seed: 1 };
     for (form, load) in [(form(Place::Host), Load::Checkpoint), (form(Place::Cuda(0)), dummy)] {
         let (bytes, text) = plan(form, load);
         assert!(bytes == 0 && !text.contains(words), "{text}");
+        assert_eq!(text.contains("read buffers"), matches!(load, Load::Checkpoint), "{text}");
     }
 }
 

@@ -1,93 +1,87 @@
-//! The loading of weights: every byte is read once and brought to its place.
+//! The loading of weights: every byte is read once, and brought to its place while the next ones are read.
+//!
+//! ```text
+//! turn 0   read into A | copy A queued | event A
+//! turn 1   read into B | copy B queued | event B        (the device works on A meanwhile)
+//! turn 2   wait for event A, then read into A ...
+//! ```
+//!
+//! A turn reads a batch of rows, on all threads. Matrices that the device reads in tiles are copied to a staging
+//! buffer of the device and packed from there; everything else is copied to where it belongs. An n-gram table in
+//! pinned memory needs no copy: it is read into its place.
 
-use graph::{Arena, Device, Emission, Ptr, Stream};
+use graph::staging::DEPTH;
+use graph::{Arena, Device, Emission, Ptr, Staging, Stream};
 use kernels::launch;
 use kernels::numerics::ElementType;
 use kernels::tiles;
-use kernels::weight::{Matrix, Order};
+use kernels::weight::{Format, Matrix, Order};
 
-use super::read::{Reader, Rows};
-use super::{Fill, Loaded, TablePlace, WeightPlan};
+use super::read::{self, Reader, Rows};
+use super::table::TablePlan;
+use super::{Fill, Loaded, Source, TablePlace, WeightForm, WeightMemory, WeightPlan};
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::layout::Spec;
 use crate::error::Error;
 
+/// How weights are read.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    /// Bytes of codes or elements that are read at a time, unless a matrix has more whose rows share tiles.
+    batch_bytes: usize,
+    /// Bytes of them that one thread reads at a time.
+    piece_bytes: usize,
+    /// Whether a buffer is filled again only after its copy.
+    fenced: bool,
+}
+
+impl Pace {
+    /// Pieces so large that what a read costs by itself does not matter, and enough of them for many threads.
+    pub(super) const FULL: Pace = Pace { batch_bytes: 64 << 20, piece_bytes: 1 << 20, fenced: true };
+}
+
 impl WeightPlan {
-    /// Size in bytes of what is needed beside the weights while they are read: the rows of a matrix on their way
-    /// into the device's order.
-    pub fn staging_bytes(&self) -> usize {
-        if self.form.order == Order::Rows {
-            return 0;
-        }
-        let batches = self.sources.iter().filter_map(|source| match &source.fill {
-            Fill::Matrices { matrix, count, .. } => Some(self.batch_bytes(matrix, *count)),
-            _ => None,
-        });
-        batches.max().unwrap_or(0)
-    }
-
-    /// Size in bytes of what is read of matrices at a time.
-    fn batch_bytes(&self, matrix: &Matrix, count: usize) -> usize {
-        let batch = Batches::new(*matrix, count, self.form.order).next().expect("there are matrices");
-        batch.part.bytes(batch.count, Order::Rows, self.form.element.bytes())
-    }
-
     /// Allocates the memory and reads every weight into it. `progress` is told the bytes read so far, of
     /// all that will be read.
+    ///
+    /// # Errors
+    /// There is no room; a file cannot be read; a code or scale stands for nothing; the device failed. What was
+    /// queued has ended by then.
+    ///
+    /// # Panics
+    /// If the device cannot read weights in the plan's order. The host device holds any, for tests of loading.
     pub fn load(
         self,
         checkpoint: &Checkpoint,
         device: &Device,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Loaded, Error> {
-        assert_eq!(self.form.order, Order::of(device), "a plan for another kind of device");
-        // What is most likely to be refused comes before the long reading.
+        let suits = self.form.order == Order::of(device) || matches!(device, Device::Host(_));
+        assert!(suits, "a plan for another kind of device");
+        let memory = self.memory(checkpoint, device)?;
+        let mut loading = Loading::new(&self, checkpoint, device, &memory, progress)?;
+        let read = loading.all(&self, &memory);
+        // However that went: what is queued ends before its memory goes.
+        let ran = loading.stream.synchronize();
+        read?;
+        ran?;
+        Ok(self.loaded(memory.arena, memory.tables))
+    }
+
+    /// Allocates the memory and reads nothing into it, for work that is emitted and never runs.
+    pub fn allocate(self, checkpoint: &Checkpoint, device: &Device) -> Result<Loaded, Error> {
+        let memory = self.memory(checkpoint, device)?;
+        Ok(self.loaded(memory.arena, memory.tables))
+    }
+
+    /// The memory of all weights, in which nothing is written but where the n-gram tables lie.
+    fn memory(&self, checkpoint: &Checkpoint, device: &Device) -> Result<WeightMemory, Error> {
+        // What is most likely to be refused comes first.
         let on_files = self.form.table == TablePlace::Mapped;
         let (mapped, copied) = self.tables.split_at(if on_files { self.tables.len() } else { 0 });
         let maps = mapped.iter().map(|table| table.map(checkpoint, device));
         let maps = maps.collect::<Result<Vec<_>, Error>>()?;
         let arena = device.arena("weights", self.region.bytes())?;
-        let staging = match self.staging_bytes() {
-            0 => None,
-            bytes => Some((device.arena("weights on their way", bytes)?, device.stream())),
-        };
-        let specs = self.sources.iter().flat_map(|source| source.fill.specs());
-        let specs = specs.chain(copied.iter().flat_map(|table| &table.shards));
-        let total = specs.map(|spec| checkpoint.expect(spec).bytes()).sum();
-        let mut done = 0;
-        let mut told = |bytes| {
-            done += bytes;
-            progress(done, total);
-        };
-        for source in &self.sources {
-            let to = source.span.at::<u8>(arena.base());
-            let element = match source.fill {
-                Fill::Wide(_) => ElementType::F32,
-                _ => self.form.element,
-            };
-            let mut reader = Reader::new(checkpoint, source.fill.specs(), element);
-            match &source.fill {
-                Fill::Bytes(bytes) => arena.write(to, bytes)?,
-                Fill::Elements(_) | Fill::Wide(_) => {
-                    copy(source.span.bytes, &mut |run, from| {
-                        reader.elements(run, &mut told)?;
-                        Ok(arena.write(to.byte_add(from), run)?)
-                    })?;
-                }
-                Fill::Matrices { matrix, count, .. } => {
-                    let mut loading = Loading {
-                        reader,
-                        staging: staging.as_ref(),
-                        arena: &arena,
-                        to,
-                        element,
-                        rows: Vec::new(),
-                    };
-                    for batch in Batches::new(*matrix, *count, self.form.order) {
-                        loading.batch(&batch, *count, matrix, &mut told)?;
-                    }
-                }
-            }
-        }
         let mut tables = Vec::new();
         for (table, shards) in mapped.iter().zip(maps) {
             let at: Vec<Ptr<u8>> = shards.iter().map(Arena::base).collect();
@@ -97,67 +91,225 @@ impl WeightPlan {
         }
         for table in copied {
             let (room, to) = table.room(&arena, device)?;
-            table.copy(checkpoint, &room, to, self.form.element, &mut told)?;
             table.tell_from(&arena, to)?;
             tables.extend(table.span.is_none().then_some(room));
         }
-        Ok(self.loaded(arena, tables))
+        Ok(WeightMemory { arena, tables })
+    }
+
+    /// Size in bytes of the device memory that is needed beside the weights while they are read: the rows of
+    /// matrices on their way into the device's order.
+    pub fn staging_bytes(&self) -> usize {
+        self.largest_batch(self.stacks().filter(|stack| stack.order == Order::Tiles))
+    }
+
+    /// Size in bytes of the pinned host memory that is needed while weights are read.
+    pub fn ring_bytes(&self) -> usize {
+        DEPTH * self.buffer_bytes()
+    }
+
+    /// Size of one buffer of the ring.
+    fn buffer_bytes(&self) -> usize {
+        let tables = self.tables.iter().filter(|table| table.span.is_some());
+        self.largest_batch(self.stacks().chain(tables.map(|table| table.stack(self.form.element))))
+    }
+
+    fn largest_batch<'p>(&self, stacks: impl Iterator<Item = Stack<'p>>) -> usize {
+        // The first batch of a stack is its largest.
+        let first = |stack: Stack<'_>| stack.batches(self.pace.batch_bytes).next();
+        stacks.filter_map(first).map(|batch| batch.bytes()).max().unwrap_or(0)
+    }
+
+    /// All that is read but the n-gram tables.
+    fn stacks(&self) -> impl Iterator<Item = Stack<'_>> {
+        self.sources.iter().filter_map(|source| source.stack(self.form))
+    }
+
+    /// All bytes that are read.
+    fn read_bytes(&self, checkpoint: &Checkpoint) -> u64 {
+        let tables = self.tables.iter().filter(|_| self.form.table != TablePlace::Mapped);
+        let shards = tables.flat_map(|table| &table.shards);
+        let specs = self.stacks().flat_map(|stack| stack.specs).chain(shards);
+        specs.map(|spec| read::bytes(checkpoint, spec)).sum()
+    }
+
+    /// Reads about so many bytes at a time, and on each thread: tests have many small batches of small pieces.
+    #[doc(hidden)]
+    pub fn in_batches(mut self, batch_bytes: usize, piece_bytes: usize) -> WeightPlan {
+        self.pace = Pace { batch_bytes, piece_bytes, ..self.pace };
+        self
+    }
+
+    /// Plants a fault: buffers are filled while their copies are pending.
+    #[doc(hidden)]
+    pub fn remove_fence(&mut self) {
+        self.pace.fenced = false;
     }
 }
 
-/// Bytes copied at a time.
-pub(super) const COPIED_BYTES: usize = 4 << 20;
-
-/// Copies so many bytes run by run: `each` fills a run and takes it where it belongs, from that byte on.
-pub(super) fn copy(
-    bytes: usize,
-    each: &mut dyn FnMut(&mut [u8], usize) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let mut buffer = vec![0; bytes.min(COPIED_BYTES)];
-    (0..bytes)
-        .step_by(COPIED_BYTES)
-        .try_for_each(|from| each(&mut buffer[..COPIED_BYTES.min(bytes - from)], from))
+/// A loading in progress.
+struct Loading<'a> {
+    checkpoint: &'a Checkpoint,
+    pace: Pace,
+    ring: Staging,
+    stream: Stream,
+    /// Where rows are packed from; empty if none are.
+    staging: Arena,
+    /// What queued work points into.
+    keeps: [Arena; 2],
+    done: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
 }
 
-/// Numbers of matrices that are read and packed at a time, unless a matrix has more whose rows share tiles.
-const BATCH_NUMBERS: usize = 16 << 20;
+impl<'a> Loading<'a> {
+    fn new(
+        plan: &WeightPlan,
+        checkpoint: &'a Checkpoint,
+        device: &Device,
+        memory: &WeightMemory,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Result<Loading<'a>, Error> {
+        const LABEL: &str = "weights on their way";
+        let staging = match plan.staging_bytes() {
+            0 => memory.arena.clone(),
+            bytes => device.arena(LABEL, bytes)?,
+        };
+        let mut ring = Staging::new(device, LABEL, plan.buffer_bytes())?;
+        if !plan.pace.fenced {
+            ring.remove_fence();
+        }
+        let (stream, keeps) = (device.stream(), [memory.arena.clone(), staging.clone()]);
+        let (pace, total) = (plan.pace, plan.read_bytes(checkpoint));
+        Ok(Loading { checkpoint, pace, ring, stream, staging, keeps, done: 0, total, progress })
+    }
 
-/// What is read of matrices at a time: some of them, or a run of the outputs of one.
-struct Batch {
-    /// The matrix, with these outputs only.
-    part: Matrix,
-    /// Its first output.
-    from: usize,
-    /// The first matrix.
-    first: usize,
-    /// How many.
+    fn all(&mut self, plan: &WeightPlan, memory: &WeightMemory) -> Result<(), Error> {
+        let base = memory.arena.base();
+        self.tell(0);
+        for source in &plan.sources {
+            let to = source.span.at(base);
+            match (source.stack(plan.form), &source.fill) {
+                (Some(stack), _) => self.stack(&stack, stack.place(to))?,
+                (None, Fill::Bytes(bytes)) => memory.arena.write(to, bytes)?,
+                (None, _) => unreachable!("what is no bytes is a stack"),
+            }
+        }
+        for (number, table) in plan.tables.iter().enumerate() {
+            match (plan.form.table, table.span) {
+                (TablePlace::Mapped, _) => {}
+                (_, Some(span)) => self.stack(&table.stack(plan.form.element), table.place(span.at(base)))?,
+                (_, None) => self.in_place(table, plan.form.element, &memory.tables[number])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings a stack to its place, batch by batch.
+    fn stack(&mut self, stack: &Stack<'_>, to: tiles::Place) -> Result<(), Error> {
+        let mut reader = stack.reader(self.checkpoint, self.pace.piece_bytes);
+        for batch in stack.batches(self.pace.batch_bytes) {
+            let to = to.from(&stack.matrix, stack.order, stack.element.bytes(), batch.first, batch.from);
+            let read = self.ring.send(
+                &self.stream,
+                &self.keeps,
+                |buffer| reader.read(batch.rows(buffer)),
+                |from| batch.bring(from, self.staging.base(), to),
+            )?;
+            self.tell(read);
+        }
+        Ok(())
+    }
+
+    /// Reads a table into pinned memory.
+    fn in_place(&mut self, table: &TablePlan, element: ElementType, room: &Arena) -> Result<(), Error> {
+        let stack = table.stack(element);
+        let mut reader = stack.reader(self.checkpoint, self.pace.piece_bytes);
+        for batch in stack.batches(self.pace.batch_bytes) {
+            let read = room.fill(|all| reader.read(table.rows(all, batch.from, batch.part.outputs)))??;
+            self.tell(read);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, read: u64) {
+        self.done += read;
+        (self.progress)(self.done, self.total);
+    }
+}
+
+/// Tensors one after another that become matrices one after another.
+pub(super) struct Stack<'p> {
+    specs: &'p [Spec],
+    matrix: Matrix,
     count: usize,
+    element: ElementType,
+    order: Order,
+}
+
+impl<'p> Stack<'p> {
+    /// A stack that is kept row by row.
+    pub(super) fn rows(specs: &'p [Spec], matrix: Matrix, element: ElementType) -> Stack<'p> {
+        Stack { specs, matrix, count: 1, element, order: Order::Rows }
+    }
+
+    fn place(&self, to: Ptr<u8>) -> tiles::Place {
+        tiles::Place::new(&self.matrix, self.count, self.order, self.element.bytes(), to)
+    }
+
+    fn reader(&self, checkpoint: &'p Checkpoint, piece_bytes: usize) -> Reader<'p> {
+        Reader::new(checkpoint, self.specs, self.element, &self.matrix, piece_bytes)
+    }
+
+    fn batches(&self, bytes: usize) -> Batches {
+        let numbers = match self.matrix.format {
+            Format::Plain => bytes / self.element.bytes(),
+            Format::Fp8 => bytes,
+            Format::Nvfp4 => 2 * bytes,
+        };
+        let matrix = self.matrix;
+        let run = matrix.run(numbers).min(matrix.outputs);
+        let together = match run == matrix.outputs {
+            true => (numbers / matrix.elements(Order::Rows)).clamp(1, self.count),
+            false => 1,
+        };
+        let (element, order) = (self.element, self.order);
+        Batches { matrix, count: self.count, element, order, run, together, first: 0, from: 0 }
+    }
+}
+
+impl Source {
+    /// What is read for it, if anything is.
+    fn stack(&self, form: WeightForm) -> Option<Stack<'_>> {
+        let single = |specs, element: ElementType| {
+            Stack::rows(specs, Matrix::plain(self.span.bytes / element.bytes(), 1), element)
+        };
+        match &self.fill {
+            Fill::Bytes(_) => None,
+            Fill::Elements(specs) => Some(single(specs, form.element)),
+            Fill::Wide(specs) => Some(single(specs, ElementType::F32)),
+            // Rows that share no tiles are one matrix, however they are used.
+            Fill::Matrices { specs, matrix, count } if form.order == Order::Rows => {
+                let all = Matrix { outputs: count * matrix.rows(), groups: 1, ..*matrix };
+                Some(Stack::rows(specs, all, form.element))
+            }
+            &Fill::Matrices { ref specs, matrix, count } => {
+                Some(Stack { specs, matrix, count, element: form.element, order: form.order })
+            }
+        }
+    }
 }
 
 /// Matrices one after another, batch by batch.
 struct Batches {
     matrix: Matrix,
     count: usize,
+    element: ElementType,
+    order: Order,
     run: usize,
     together: usize,
     first: usize,
     from: usize,
-}
-
-impl Batches {
-    fn new(matrix: Matrix, count: usize, order: Order) -> Batches {
-        // Rows that share no tiles can be told apart.
-        let matrix = match order {
-            Order::Rows => Matrix { outputs: matrix.rows(), groups: 1, ..matrix },
-            Order::Tiles => matrix,
-        };
-        let run = matrix.run(BATCH_NUMBERS).min(matrix.outputs);
-        let together = match run == matrix.outputs {
-            true => (BATCH_NUMBERS / matrix.elements(Order::Rows)).clamp(1, count),
-            false => 1,
-        };
-        Batches { matrix, count, run, together, first: 0, from: 0 }
-    }
 }
 
 impl Iterator for Batches {
@@ -170,7 +322,8 @@ impl Iterator for Batches {
         let outputs = self.run.min(self.matrix.outputs - self.from);
         let part = Matrix { outputs, ..self.matrix };
         let count = self.together.min(self.count - self.first);
-        let batch = Batch { part, from: self.from, first: self.first, count };
+        let (element, order) = (self.element, self.order);
+        let batch = Batch { part, from: self.from, first: self.first, count, element, order };
         self.from += outputs;
         if self.from == self.matrix.outputs {
             self.from = 0;
@@ -180,63 +333,66 @@ impl Iterator for Batches {
     }
 }
 
-/// Matrices on their way into memory, in the device's order.
-struct Loading<'a> {
-    reader: Reader<'a>,
-    /// Where rows are packed from, if they are packed.
-    staging: Option<&'a (Arena, Stream)>,
-    arena: &'a Arena,
-    to: Ptr<u8>,
+/// What is read at a time: some matrices, or a run of the outputs of one.
+struct Batch {
+    /// The matrix, with these outputs only.
+    part: Matrix,
+    /// Its first output.
+    from: usize,
+    /// The first matrix.
+    first: usize,
+    /// How many.
+    count: usize,
     element: ElementType,
-    /// Rows of a batch, part by part.
-    rows: Vec<u8>,
+    /// The order in which they will lie.
+    order: Order,
 }
 
-impl Loading<'_> {
-    fn batch(
-        &mut self,
-        batch: &Batch,
-        count: usize,
-        whole: &Matrix,
-        told: &mut dyn FnMut(u64),
-    ) -> Result<(), Error> {
-        let (part, bytes) = (batch.part, self.element.bytes());
-        let (parts, size) = part.parts(batch.count, Order::Rows, bytes);
-        self.rows.resize(size, 0);
-        let (codes, rest) = self.rows.split_at_mut(parts.scales);
+impl Batch {
+    /// Size of its rows.
+    fn bytes(&self) -> usize {
+        self.part.bytes(self.count, Order::Rows, self.element.bytes())
+    }
+
+    /// Room for its rows at the start of `buffer`.
+    fn rows<'b>(&self, buffer: &'b mut [u8]) -> Rows<'b> {
+        let bytes = self.element.bytes();
+        let (parts, _) = self.part.parts(self.count, Order::Rows, bytes);
+        let one = self.part.sizes(Order::Rows, bytes);
+        let (codes, rest) = buffer.split_at_mut(parts.scales);
         let (scales, globals) = rest.split_at_mut(parts.globals - parts.scales);
-        let one = part.sizes(Order::Rows, bytes);
-        let rows = Rows {
-            codes: &mut codes[..batch.count * one.codes],
-            scales: &mut scales[..batch.count * one.scales],
-            globals: &mut globals[..batch.count * one.globals],
-        };
-        self.reader.rows(part.format, part.columns, rows, told)?;
-        let order = if self.staging.is_some() { Order::Tiles } else { Order::Rows };
-        let all = if self.staging.is_some() {
-            *whole
-        } else {
-            Matrix { outputs: whole.rows(), groups: 1, ..*whole }
-        };
-        let to = tiles::Place::new(&all, count, order, bytes, self.to);
-        let to = to.from(&all, order, bytes, batch.first, batch.from);
-        let Some((staging, stream)) = self.staging else {
-            self.arena.write(to.codes, &self.rows[..batch.count * one.codes])?;
-            for (to, from, bytes) in
-                [(to.scales, parts.scales, one.scales), (to.globals, parts.globals, one.globals)]
-            {
-                if bytes > 0 {
-                    self.arena.write(to, &self.rows[from..][..batch.count * bytes])?;
+        Rows {
+            codes: &mut codes[..self.count * one.codes],
+            scales: &mut scales[..self.count * one.scales],
+            globals: &mut globals[..self.count * one.globals],
+        }
+    }
+
+    /// The work that brings its rows from a buffer to their place, through `staging` if they are packed. A part
+    /// that has no place stays behind.
+    fn bring(&self, buffer: Ptr<u8>, staging: Ptr<u8>, to: tiles::Place) -> Result<Emission, Error> {
+        let bytes = self.element.bytes();
+        let at = |base| tiles::Place::new(&self.part, self.count, Order::Rows, bytes, base);
+        let mut emission = Emission::new();
+        match self.order {
+            Order::Rows => {
+                let (from, one) = (at(buffer), self.part.sizes(Order::Rows, bytes));
+                for (to, from, bytes) in [
+                    (to.codes, from.codes, one.codes),
+                    (to.scales, from.scales, one.scales),
+                    (to.globals, from.globals, one.globals),
+                ] {
+                    if !to.is_null() {
+                        emission.copy(to, from, self.count * bytes);
+                    }
                 }
             }
-            return Ok(());
-        };
-        staging.write(staging.base(), &self.rows)?;
-        let from = tiles::Place::new(&part, batch.count, Order::Rows, bytes, staging.base());
-        let mut emission = Emission::new();
-        let args = tiles::Args::new(&part, batch.count, from, to);
-        launch!(emission, self.element, [part.format], tiles::Pack, &args)?;
-        stream.run(emission, &[staging.clone(), self.arena.clone()])?;
-        Ok(stream.synchronize()?)
+            Order::Tiles => {
+                emission.copy(staging, buffer, self.bytes());
+                let args = tiles::Args::new(&self.part, self.count, at(staging), to);
+                launch!(emission, self.element, [self.part.format], tiles::Pack, &args)?;
+            }
+        }
+        Ok(emission)
     }
 }
