@@ -118,8 +118,7 @@ fn weights_on_their_way_into_tiles_are_planned() {
     let dummy = Load::Dummy { layers: None, seed: 1 };
     for (form, load) in [(form(Place::Host), Load::Checkpoint), (form(Place::Cuda(0)), dummy)] {
         let (bytes, text) = plan(form, load);
-        assert!(bytes == 0 && !text.contains(words), "{text}");
-        assert_eq!(text.contains("read buffers"), matches!(load, Load::Checkpoint), "{text}");
+        assert!(bytes == 0 && !text.contains(words) && !text.contains("read buffers"), "{text}");
     }
 }
 

@@ -209,17 +209,20 @@ fn virtual_arenas_are_addresses_alone() {
 }
 
 #[test]
-fn pinned_arenas_are_filled_in_their_place() {
+fn what_the_host_reaches_is_filled_in_its_place() {
     let rig = Rig::new();
     let pinned = rig.device.pinned_arena("table", 8).unwrap();
-    let filled = pinned.fill(|bytes| {
-        bytes[4..].copy_from_slice(&7u32.to_ne_bytes());
-        bytes.len()
-    });
-    assert_eq!((filled, words(&pinned, 2)), (Ok(8), vec![u32::MAX, 7]));
-    let text =
-        zeros(&rig.device, "words", 2).fill(|_| panic!("not asked")).map(|_: ()| ()).unwrap_err().to_string();
-    assert!(text.contains("is not pinned memory"), "{text}");
+    for arena in [&pinned, &rig.device.arena("weights", 8).unwrap()] {
+        let filled = arena.fill(|bytes| {
+            bytes[4..].copy_from_slice(&7u32.to_ne_bytes());
+            bytes.len()
+        });
+        assert_eq!((filled, words(arena, 2)), (Ok(8), vec![u32::MAX, 7]));
+    }
+    let options = HostOptions { virtual_arenas: true, ..HostOptions::default() };
+    let vast = Device::host(options).arena("vast", 8).unwrap();
+    let text = vast.fill(|_| panic!("not asked")).map(|_: ()| ()).unwrap_err().to_string();
+    assert!(text.contains("`vast` is no memory that the host reaches"), "{text}");
     let recording = Recording::begin(&rig.stream, "fill").unwrap();
     assert!(matches!(pinned.fill(|_| panic!("not asked")), Err::<(), _>(Error::Capturing { .. })));
     assert!(recording.finish(Vec::new()).is_err(), "it breaks the capture");

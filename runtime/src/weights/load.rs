@@ -1,4 +1,7 @@
-//! The loading of weights: every byte is read once, and brought to its place while the next ones are read.
+//! The loading of weights: every byte is read once, on all threads, batch by batch.
+//!
+//! Memory that the host reaches (a host device's, and n-gram tables in pinned memory) is read into in its place.
+//! What goes elsewhere passes a ring of two buffers, and is brought to its place while the next batch is read:
 //!
 //! ```text
 //! turn 0   read into A | copy A queued | event A
@@ -6,9 +9,8 @@
 //! turn 2   wait for event A, then read into A ...
 //! ```
 //!
-//! A turn reads a batch of rows, on all threads. Matrices that the device reads in tiles are copied to a staging
-//! buffer of the device and packed from there; everything else is copied to where it belongs. An n-gram table in
-//! pinned memory needs no copy: it is read into its place.
+//! Matrices that the device reads in tiles are copied to a staging buffer of the device and packed from there;
+//! everything else is copied to where it belongs. A host device that is to hold tiles takes this way too.
 
 use graph::staging::DEPTH;
 use graph::{Arena, Device, Emission, Ptr, Staging, Stream};
@@ -18,7 +20,6 @@ use kernels::tiles;
 use kernels::weight::{Format, Matrix, Order};
 
 use super::read::{self, Reader, Rows};
-use super::table::TablePlan;
 use super::{Fill, Loaded, Source, TablePlace, WeightForm, WeightMemory, WeightPlan};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::Spec;
@@ -110,8 +111,16 @@ impl WeightPlan {
 
     /// Size of one buffer of the ring.
     fn buffer_bytes(&self) -> usize {
+        if self.in_place() {
+            return 0;
+        }
         let tables = self.tables.iter().filter(|table| table.span.is_some());
         self.largest_batch(self.stacks().chain(tables.map(|table| table.stack(self.form.element))))
+    }
+
+    /// Whether weights are read into their place: what is kept in rows is a host device's.
+    fn in_place(&self) -> bool {
+        self.form.order == Order::Rows
     }
 
     fn largest_batch<'p>(&self, stacks: impl Iterator<Item = Stack<'p>>) -> usize {
@@ -185,48 +194,46 @@ impl<'a> Loading<'a> {
     }
 
     fn all(&mut self, plan: &WeightPlan, memory: &WeightMemory) -> Result<(), Error> {
-        let base = memory.arena.base();
         self.tell(0);
         for source in &plan.sources {
-            let to = source.span.at(base);
+            let to = source.span.at(memory.arena.base());
             match (source.stack(plan.form), &source.fill) {
-                (Some(stack), _) => self.stack(&stack, stack.place(to))?,
+                (Some(stack), _) => self.stack(&stack, &memory.arena, stack.place(to), plan.in_place())?,
                 (None, Fill::Bytes(bytes)) => memory.arena.write(to, bytes)?,
                 (None, _) => unreachable!("what is no bytes is a stack"),
             }
         }
         for (number, table) in plan.tables.iter().enumerate() {
-            match (plan.form.table, table.span) {
-                (TablePlace::Mapped, _) => {}
-                (_, Some(span)) => self.stack(&table.stack(plan.form.element), table.place(span.at(base)))?,
-                (_, None) => self.in_place(table, plan.form.element, &memory.tables[number])?,
-            }
+            let (room, to, in_place) = match (plan.form.table, table.span) {
+                (TablePlace::Mapped, _) => continue,
+                (_, Some(span)) => (&memory.arena, span.at(memory.arena.base()), plan.in_place()),
+                (_, None) => (&memory.tables[number], memory.tables[number].base(), true),
+            };
+            self.stack(&table.stack(plan.form.element), room, table.place(to), in_place)?;
         }
         Ok(())
     }
 
-    /// Brings a stack to its place, batch by batch.
-    fn stack(&mut self, stack: &Stack<'_>, to: tiles::Place) -> Result<(), Error> {
+    /// Brings a stack to its place in `room`, batch by batch.
+    fn stack(
+        &mut self,
+        stack: &Stack<'_>,
+        room: &Arena,
+        to: tiles::Place,
+        in_place: bool,
+    ) -> Result<(), Error> {
         let mut reader = stack.reader(self.checkpoint, self.pace.piece_bytes);
         for batch in stack.batches(self.pace.batch_bytes) {
             let to = to.from(&stack.matrix, stack.order, stack.element.bytes(), batch.first, batch.from);
-            let read = self.ring.send(
-                &self.stream,
-                &self.keeps,
-                |buffer| reader.read(batch.rows(buffer)),
-                |from| batch.bring(from, self.staging.base(), to),
-            )?;
-            self.tell(read);
-        }
-        Ok(())
-    }
-
-    /// Reads a table into pinned memory.
-    fn in_place(&mut self, table: &TablePlan, element: ElementType, room: &Arena) -> Result<(), Error> {
-        let stack = table.stack(element);
-        let mut reader = stack.reader(self.checkpoint, self.pace.piece_bytes);
-        for batch in stack.batches(self.pace.batch_bytes) {
-            let read = room.fill(|all| reader.read(table.rows(all, batch.from, batch.part.outputs)))??;
+            let read = match in_place {
+                true => room.fill(|all| reader.read(batch.rows_at(to, all, room.base())))??,
+                false => self.ring.send(
+                    &self.stream,
+                    &self.keeps,
+                    |buffer| reader.read(batch.rows(buffer)),
+                    |from| batch.bring(from, self.staging.base(), to),
+                )?,
+            };
             self.tell(read);
         }
         Ok(())
@@ -365,6 +372,28 @@ impl Batch {
             codes: &mut codes[..self.count * one.codes],
             scales: &mut scales[..self.count * one.scales],
             globals: &mut globals[..self.count * one.globals],
+        }
+    }
+
+    /// Room for its rows at their place, in memory that begins at `base`. Parts lie in order; what has no place has no
+    /// room.
+    fn rows_at<'b>(&self, to: tiles::Place, mut memory: &'b mut [u8], base: Ptr<u8>) -> Rows<'b> {
+        let (one, mut at) = (self.part.sizes(Order::Rows, self.element.bytes()), base.address());
+        let mut part = |to: Ptr<u8>, bytes: usize| -> &'b mut [u8] {
+            if to.is_null() {
+                return &mut [];
+            }
+            let (skipped, bytes) = ((to.address() - at) as usize, self.count * bytes);
+            at = to.address() + bytes as u64;
+            let (_, rest) = std::mem::take(&mut memory).split_at_mut(skipped);
+            let (room, rest) = rest.split_at_mut(bytes);
+            memory = rest;
+            room
+        };
+        Rows {
+            codes: part(to.codes, one.codes),
+            scales: part(to.scales, one.scales),
+            globals: part(to.globals, one.globals),
         }
     }
 

@@ -12,7 +12,7 @@ use kernels::weight::{Format, GROUP, Matrix};
 
 use super::Made;
 use super::load::Stack;
-use super::read::{Rows, format_of};
+use super::read::format_of;
 use crate::checkpoint::layout::{Ple, Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::Error;
@@ -109,17 +109,12 @@ impl TablePlan {
         }
     }
 
-    /// All that is read of it: its rows.
+    /// All that is read of it: the rows of its shards, as one matrix.
     pub(super) fn stack(&self, element: ElementType) -> Stack<'_> {
-        Stack::rows(&self.shards, self.matrix(), element)
-    }
-
-    /// The shards as one matrix.
-    fn matrix(&self) -> Matrix {
         let shape = &self.shards[0].shape;
         let (rows, width) = shape.split_at(shape.len() - 1);
         let rows = self.shards.len() * rows.iter().product::<usize>();
-        Matrix::plain(rows, width[0]).stored(self.format)
+        Stack::rows(&self.shards, Matrix::plain(rows, width[0]).stored(self.format), element)
     }
 
     /// Where its parts go, if everything lies one after another from `first` on.
@@ -129,17 +124,6 @@ impl TablePlan {
             _ => first.byte_add(self.shards.len() * self.shard_bytes),
         };
         Place { codes: first, scales, globals: Ptr::NULL }
-    }
-
-    /// Room for `count` rows from row `from` on in the memory of the table, `all`.
-    pub(super) fn rows<'a>(&self, all: &'a mut [u8], from: usize, count: usize) -> Rows<'a> {
-        let rows = self.matrix().outputs;
-        let (codes, scales) = all.split_at_mut(self.shards.len() * self.shard_bytes);
-        let some = |part: &'a mut [u8]| {
-            let row_bytes = part.len() / rows;
-            &mut part[from * row_bytes..][..count * row_bytes]
-        };
-        Rows { codes: some(codes), scales: some(scales), globals: &mut [] }
     }
 
     /// Tells the kernels, which read it in `weights`, where each shard is, and where its scales are.
