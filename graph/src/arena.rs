@@ -165,6 +165,30 @@ impl Arena {
         }
     }
 
+    /// Lets the host fill memory that it reaches in its place: pinned memory, and all of a host device's. Waits for
+    /// nothing, and `fill` must not call the device, as for [`Pinned::write`].
+    ///
+    /// # Errors
+    /// The host does not reach it; a capture is in progress; the device failed.
+    pub fn fill<R>(&self, fill: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        const CALL: &str = "filling in place";
+        self.0.device.state().refuse_in_capture(CALL)?;
+        self.0.device.state().healthy()?;
+        match (&self.0.device, &self.0.home) {
+            (_, Home::Pinned(pinned)) => return Ok(pinned.lock().write(fill)),
+            (Device::Host(HostDevice(host)), Home::Device) => {
+                let mut memory = host.memory();
+                if !memory.is_virtual() {
+                    let bytes = memory.bytes_mut(self.0.address, self.0.bytes);
+                    return Ok(fill(bytes.expect("an arena lives as long as its owner")));
+                }
+            }
+            _ => {}
+        }
+        let why = format!("`{}` is no memory that the host reaches", self.0.label);
+        Err(Error::Size { call: CALL, why })
+    }
+
     /// Reads `count` values at `from`, which must lie in this arena. Waits for nothing: synchronise first.
     pub fn read<T: Pod>(&self, from: Ptr<T>, count: usize) -> Result<Vec<T>> {
         self.check_range("read", from, count)?;

@@ -54,21 +54,42 @@ impl Staging {
         keeps: &[Arena],
         fill: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
-        let (pinned, event) = &mut self.buffers[self.turn];
-        if bytes > pinned.bytes() {
-            let why = format!("{bytes} bytes do not fit a staging buffer of {}", pinned.bytes());
+        let room = self.bytes();
+        if bytes > room {
+            let why = format!("{bytes} bytes do not fit a staging buffer of {room}");
             return Err(Error::Size { call: "upload", why });
         }
+        let fill = |buffer: &mut [u8]| {
+            fill(&mut buffer[..bytes]);
+            Ok(())
+        };
+        self.send(stream, keeps, fill, |from| {
+            let mut emission = Emission::new();
+            emission.copy(to, from, bytes);
+            Ok(emission)
+        })
+    }
+
+    /// Lets `fill` write the next buffer and queues what `emit` makes of the buffer's address: work that reads
+    /// it, and points into `keeps`. Waits, if it must, until the work of two turns ago has run. If either
+    /// fails, nothing is queued and the same buffer is next. `fill` must not call the device: it would wait for
+    /// itself.
+    pub fn send<R, E: From<Error>>(
+        &mut self,
+        stream: &Stream,
+        keeps: &[Arena],
+        fill: impl FnOnce(&mut [u8]) -> std::result::Result<R, E>,
+        emit: impl FnOnce(Ptr<u8>) -> std::result::Result<Emission, E>,
+    ) -> std::result::Result<R, E> {
+        let (pinned, event) = &mut self.buffers[self.turn];
         if self.fenced {
             event.synchronize()?;
         }
-        pinned.write(|buffer| fill(&mut buffer[..bytes]));
-        let mut emission = Emission::new();
-        emission.copy(to, pinned.base(), bytes);
-        stream.run(emission, keeps)?;
+        let filled = pinned.write(fill)?;
+        stream.run(emit(pinned.base())?, keeps)?;
         stream.record(event)?;
         self.turn = (self.turn + 1) % DEPTH;
-        Ok(())
+        Ok(filled)
     }
 
     /// Plants a fault: buffers are written while their copies are pending.

@@ -101,6 +101,12 @@ impl MemoryPlan {
         };
         let always = |part| Part { time: Time::Always, ..part };
         let (staging, way) = (opened.staging_bytes(), "a matrix at a time, only while weights are read");
+        let (ring, turns) = match load {
+            Load::Checkpoint { .. } => {
+                (weights.ring_bytes(), "pinned, two in turn, only while weights are read")
+            }
+            Load::Dummy { .. } => (0, ""),
+        };
         let mut parts = vec![
             always(part("weights", weights.bytes(), Place::Device, format!("{kind}, {come}"), setting)),
             always(part(
@@ -111,6 +117,7 @@ impl MemoryPlan {
                 "--table",
             )),
             Part { time: Time::Loading, ..part("load buffer", staging, Place::Device, way.into(), "") },
+            Part { time: Time::Loading, ..part("read buffers", ring, Place::Host, turns.into(), "") },
         ];
         for &ClassPlan { layout, first, lanes, pages } in classes {
             let (slot, page) = (layout.slot.bytes(), layout.page_bytes);

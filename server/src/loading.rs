@@ -53,7 +53,9 @@ impl Loading {
         self.bar.set_position(done);
         if done == total {
             self.bar.finish_and_clear();
-            return Some(format!("read {size} of weights in {took:.2} s"));
+            // No clock tells apart what takes less.
+            let speed = Size((total as f64 / took.max(1e-3)) as usize);
+            return Some(format!("read {size} of weights in {took:.2} s, {speed}/s"));
         }
         let said = self.said.get_or_insert(now);
         if !self.bar.is_hidden() || !(first || now - *said >= SILENCE) {
@@ -106,6 +108,24 @@ mod tests {
         assert_eq!(at(10, 40).unwrap(), "read 40.0 MiB of 100 MiB, 4.00 MiB/s, 15 s left");
         assert_eq!(at(19, 60), None);
         assert_eq!(at(20, 80).unwrap(), "read 80.0 MiB of 100 MiB, 4.00 MiB/s, 5 s left");
+    }
+
+    #[test]
+    fn the_last_line_says_how_long_it_took_and_how_fast_it_was() {
+        for target in [ProgressDrawTarget::hidden(), ProgressDrawTarget::term_like(Box::<Screen>::default())]
+        {
+            let (mut loading, start) = (Loading::on(target), Instant::now());
+            let mut at = |millis, done| {
+                let progress = Progress::Loading { done: done * MIB, total: 9900 * MIB };
+                loading.line_at(&progress, start + Duration::from_millis(millis))
+            };
+            at(0, 0);
+            at(2000, 4000);
+            assert_eq!(at(5100, 9900).unwrap(), "read 9.67 GiB of weights in 5.10 s, 1.90 GiB/s");
+        }
+        let progress = Progress::Loading { done: MIB, total: MIB };
+        let at_once = Loading::on(ProgressDrawTarget::hidden()).line(&progress);
+        assert_eq!(at_once.unwrap(), "read 1.00 MiB of weights in 0.00 s, 0.98 GiB/s");
     }
 
     #[test]

@@ -125,7 +125,7 @@ impl World {
         let device = Device::host(options);
         let dir = repository(dir);
         let size = Size { slots: 1, context: 64, rows: 160 };
-        let mut fixture = Fixture::on(&device, &dir, element, size);
+        let mut fixture = Fixture::virtual_on(&device, &dir, element, size);
         let limits = fixture.runner.scratch.limits;
         let limits = RoundLimits { decode_rows: ROUND_ROWS as usize, context: CLASSES[0].0, ..limits };
         fixture.runner.reserve(limits).expect("addresses are plenty");
@@ -247,7 +247,7 @@ impl World {
         let runner = &mut self.fixture.runner;
         let form = WeightForm::new(self.element, Order::Rows);
         let plan = WeightPlan::new(&self.checkpoint, form).expect("a plan");
-        let loaded = plan.load(&self.checkpoint, &runner.device, &mut |_, _| {}).expect("read");
+        let loaded = plan.allocate(&self.checkpoint, &runner.device).expect("addresses are plenty");
         (runner.weights, runner.model.weights) = (loaded.memory, loaded.weights);
     }
 }

@@ -3,6 +3,7 @@
 mod bf16;
 mod decode;
 mod inner;
+mod loading;
 mod logits;
 mod probes;
 mod quantised;

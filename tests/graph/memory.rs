@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use graph::error::FaultKind;
 use graph::host::HostOptions;
-use graph::{Device, Emission, Error, Ptr, Region, Slab};
+use graph::{Device, Emission, Error, Ptr, Recording, Region, Slab};
 use half::bf16;
 
 use crate::rig::{Add, AddArgs, Log, Rig, copy_word, device, fault, launch, near, words, zeros};
@@ -206,6 +206,26 @@ fn virtual_arenas_are_addresses_alone() {
     let text = stream.synchronize().expect_err("nothing to add to").to_string();
     assert!(text.contains("virtual `vast`"), "{text}");
     assert!(device.arena("vaster", 1 << 51).is_err());
+}
+
+#[test]
+fn what_the_host_reaches_is_filled_in_its_place() {
+    let rig = Rig::new();
+    let pinned = rig.device.pinned_arena("table", 8).unwrap();
+    for arena in [&pinned, &rig.device.arena("weights", 8).unwrap()] {
+        let filled = arena.fill(|bytes| {
+            bytes[4..].copy_from_slice(&7u32.to_ne_bytes());
+            bytes.len()
+        });
+        assert_eq!((filled, words(arena, 2)), (Ok(8), vec![u32::MAX, 7]));
+    }
+    let options = HostOptions { virtual_arenas: true, ..HostOptions::default() };
+    let vast = Device::host(options).arena("vast", 8).unwrap();
+    let text = vast.fill(|_| panic!("not asked")).map(|_: ()| ()).unwrap_err().to_string();
+    assert!(text.contains("`vast` is no memory that the host reaches"), "{text}");
+    let recording = Recording::begin(&rig.stream, "fill").unwrap();
+    assert!(matches!(pinned.fill(|_| panic!("not asked")), Err::<(), _>(Error::Capturing { .. })));
+    assert!(recording.finish(Vec::new()).is_err(), "it breaks the capture");
 }
 
 #[test]

@@ -138,6 +138,28 @@ fn a_fill_that_panics_leaves_the_ring_usable() {
     assert_eq!(words(&to, 1), [3]);
 }
 
+#[test]
+fn what_cannot_be_filled_or_emitted_queues_nothing_and_keeps_its_turn() {
+    let rig = Rig::new();
+    let to = zeros(&rig.device, "to", 1);
+    let mut ring = Staging::new(&rig.device, "ring", 4).unwrap();
+    let refused = || Error::Size { call: "a test", why: "no".into() };
+    let mut send = |value: u32, fills: bool, emits: bool| {
+        let fill = |bytes: &mut [u8]| {
+            bytes.copy_from_slice(&value.to_ne_bytes());
+            if fills { Ok(value) } else { Err(refused()) }
+        };
+        let emit = |from| if emits { Ok(copy_word(to.base(), from)) } else { Err(refused()) };
+        ring.send(&rig.stream, std::slice::from_ref(&to), fill, emit)
+    };
+    assert_eq!(send(1, true, true), Ok(1));
+    assert_eq!((send(2, false, true), send(3, true, false)), (Err(refused()), Err(refused())));
+    assert_eq!((send(4, true, true), words(&to, 1)), (Ok(4), vec![0]), "the first is still pending");
+    assert_eq!((send(5, true, true), words(&to, 1)), (Ok(5), vec![1]), "its buffer comes next");
+    rig.stream.synchronize().unwrap();
+    assert_eq!(words(&to, 1), [5]);
+}
+
 /// What happens between rounds.
 #[derive(Clone, Debug)]
 enum Step {

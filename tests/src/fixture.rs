@@ -14,7 +14,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Model, Picks, RoundShape};
 use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
-use runtime::weights::{WeightForm, WeightPlan};
+use runtime::weights::{Loaded, WeightForm, WeightPlan};
 
 /// A path inside the repository, or inside the archive that a packed program was extracted from: there it lies
 /// in a folder beside those of the data.
@@ -71,13 +71,30 @@ impl Fixture {
 
     /// Opens a model folder on a device.
     pub fn on(device: &Device, dir: &Path, element: ElementType, size: Size) -> Fixture {
+        Fixture::with(device, dir, element, size, |plan, checkpoint| {
+            plan.load(checkpoint, device, &mut |_, _| {}).expect("weights load")
+        })
+    }
+
+    /// Opens a model folder on a device of virtual arenas, where weights have places and no bytes.
+    pub fn virtual_on(device: &Device, dir: &Path, element: ElementType, size: Size) -> Fixture {
+        Fixture::with(device, dir, element, size, |plan, checkpoint| {
+            plan.allocate(checkpoint, device).expect("addresses are plenty")
+        })
+    }
+
+    fn with(
+        device: &Device,
+        dir: &Path,
+        element: ElementType,
+        size: Size,
+        load: impl FnOnce(WeightPlan, &Checkpoint) -> Loaded,
+    ) -> Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         device.prepare(kernels::source::ALL).unwrap_or_else(|error| panic!("{error}"));
         let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
-        let loaded = WeightPlan::new(&checkpoint, WeightForm::new(element, Order::of(device)))
-            .expect("weights are laid out")
-            .load(&checkpoint, device, &mut |_, _| {})
-            .expect("weights load");
+        let plan = WeightPlan::new(&checkpoint, WeightForm::new(element, Order::of(device)));
+        let loaded = load(plan.expect("weights are laid out"), &checkpoint);
         let pages = size.slots * layout.pages_per_lane;
         let pool = PagePool::new(device, &layout, pages).expect("pages fit");
         let lanes = Lanes::new(device, 0, layout, size.slots, pool).expect("lanes fit");

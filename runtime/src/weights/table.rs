@@ -7,10 +7,12 @@ use std::fmt;
 
 use graph::{Arena, Device, Emission, Ptr, Span};
 use kernels::numerics::ElementType;
-use kernels::weight::{Format, GROUP, Matrix, Order};
+use kernels::tiles::Place;
+use kernels::weight::{Format, GROUP, Matrix};
 
-use super::read::{Reader, Rows, format_of};
-use super::{COPIED_BYTES, Made, copy, made};
+use super::load::Stack;
+use super::read::format_of;
+use super::{Made, made};
 use crate::checkpoint::layout::{Ple, Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::Error;
@@ -127,40 +129,21 @@ impl TablePlan {
         }
     }
 
-    /// Copies shards and scales to `to` in `room`.
-    pub(super) fn copy(
-        &self,
-        checkpoint: &Checkpoint,
-        room: &Arena,
-        to: Ptr<u8>,
-        element: ElementType,
-        told: &mut dyn FnMut(u64),
-    ) -> Result<(), Error> {
-        let mut reader = Reader::new(checkpoint, &self.shards, element);
-        if self.format == Format::Plain {
-            return copy(self.bytes, &mut |run, from| {
-                reader.elements(run, told)?;
-                Ok(room.write(to.byte_add(from), run)?)
-            });
-        }
-        let width = *self.shards[0].shape.last().expect("a table has rows");
-        let all = self.shards.len() * self.shard_bytes;
-        let rows = Matrix::plain(1, width).stored(self.format).sizes(Order::Rows, 0);
-        let step = (COPIED_BYTES / rows.codes).max(1);
-        let total = all / rows.codes;
-        for first in (0..total).step_by(step) {
-            let count = step.min(total - first);
-            let part = |bytes: usize| vec![0; count * bytes];
-            let (mut codes, mut scales, mut globals) =
-                (part(rows.codes), part(rows.scales), part(rows.globals));
-            let into = Rows { codes: &mut codes, scales: &mut scales, globals: &mut globals };
-            reader.rows(self.format, width, into, told)?;
-            room.write(to.byte_add(first * rows.codes), &codes)?;
-            if self.scale_bytes > 0 {
-                room.write(to.byte_add(all + first * rows.scales), &scales)?;
-            }
-        }
-        Ok(())
+    /// All that is read of it: the rows of its shards, as one matrix.
+    pub(super) fn stack(&self, element: ElementType) -> Stack<'_> {
+        let shape = &self.shards[0].shape;
+        let (rows, width) = shape.split_at(shape.len() - 1);
+        let rows = self.shards.len() * rows.iter().product::<usize>();
+        Stack::rows(&self.shards, Matrix::plain(rows, width[0]).stored(self.format), element)
+    }
+
+    /// Where its parts go, if everything lies one after another from `first` on.
+    pub(super) fn place(&self, first: Ptr<u8>) -> Place {
+        let scales = match self.scale_bytes {
+            0 => Ptr::NULL,
+            _ => first.byte_add(self.shards.len() * self.shard_bytes),
+        };
+        Place { codes: first, scales, globals: Ptr::NULL }
     }
 
     /// Tells the kernels, which read it in `weights`, where each shard is, and where its scales are.
