@@ -8,6 +8,7 @@ pub mod bundle;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod inspect;

@@ -19,7 +19,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
 use crate::config::ModelConfig;
 use crate::error::Error;
-use made::Made;
+pub(crate) use made::Made;
 pub use made::fill;
 use read::{Reader, Rows, format_of};
 pub use table::TablePlace;

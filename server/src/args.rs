@@ -2,6 +2,7 @@
 //!
 //! Only what this build honours is here, so an option that is accepted has an effect.
 
+mod convert;
 mod engine;
 mod file;
 mod sampling;
@@ -14,13 +15,14 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
+pub(crate) use convert::ConvertArgs;
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use values::{
-    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
-    Stored, Switch, Table,
+    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Projections,
+    Seconds, Sha, Stored, Switch, Table,
 };
 pub(crate) use variables::{KUBERNETES, Variables};
 
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Measure rounds, prompts and kernels against the bytes that they must move.
     Bench(BenchArgs),
+    /// Write a model folder anew with its weights in other formats.
+    Convert(ConvertArgs),
     /// Play a scene of requests through the planner and print every round; no model is needed.
     Plan(PlanArgs),
     /// The CUDA kernels of this build.
