@@ -193,7 +193,7 @@ fn known(options: &ConvertOptions) -> Result<(), Error> {
 /// Opens what is converted.
 fn open(source: &Path, from: Source) -> Result<Origin, Error> {
     let Source::Made { layers, seed } = from else {
-        return Ok(Origin::Files(Checkpoint::open(source)?));
+        return Ok(Origin::Files(Checkpoint::open(source)?.into()));
     };
     let config = ModelConfig::open(source)?;
     let all = config.num_hidden_layers;

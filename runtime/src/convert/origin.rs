@@ -14,7 +14,7 @@ use crate::weights::Made;
 /// Where tensors come from.
 pub(super) enum Origin {
     /// The files of a checkpoint.
-    Files(Checkpoint),
+    Files(Box<Checkpoint>),
     /// No files: all that the layout requires is made, in BF16.
     Made {
         /// The shape of the model.

@@ -109,7 +109,7 @@ pub(super) fn plan<'a>(origin: &'a Origin, options: &ConvertOptions) -> Result<P
     };
     let target = Layout::wanted(config, wanted);
     let pairs = pairs(origin, source, &target, options);
-    for new in pairs.values().flat_map(Pair::new) {
+    for new in pairs.values().flat_map(Pair::after) {
         let columns = *new.shape.last().expect("a weight has columns");
         if matches!(new.stored, Stored::Nvfp4 { .. }) && !columns.is_multiple_of(GROUP) {
             let tensor = new.name.clone();
@@ -145,7 +145,7 @@ enum Pair<'a, 't> {
 }
 
 impl<'a, 't> Pair<'a, 't> {
-    fn old(&self) -> Vec<&'a Spec> {
+    fn before(&self) -> Vec<&'a Spec> {
         match *self {
             Pair::Experts(old, _) => old.weights(),
             Pair::Dense(old, _) => vec![old],
@@ -153,7 +153,7 @@ impl<'a, 't> Pair<'a, 't> {
         }
     }
 
-    fn new(&self) -> Vec<&'t Spec> {
+    fn after(&self) -> Vec<&'t Spec> {
         match *self {
             Pair::Experts(_, new) => new.weights(),
             Pair::Dense(_, new) => vec![new],
@@ -168,7 +168,7 @@ impl<'a, 't> Pair<'a, 't> {
                 && old.stored == new.stored
                 && (old.stored != Stored::Plain || origin.dtype(old) == Dtype::BF16)
         };
-        let (old, new) = (self.old(), self.new());
+        let (old, new) = (self.before(), self.after());
         old.len() == new.len() && old.into_iter().zip(new).all(same)
     }
 }
@@ -194,14 +194,14 @@ fn pairs<'a, 't>(
         pairs.extend(old.into_iter().zip(new).map(|(old, new)| Pair::Dense(old, new)));
     }
     let undone = pairs.into_iter().filter(|pair| !pair.is_done(origin));
-    undone.map(|pair| (pair.old()[0].name.as_str(), pair)).collect()
+    undone.map(|pair| (pair.before()[0].name.as_str(), pair)).collect()
 }
 
 /// The tensors that are not written as they are: those that are converted, with their scales, and the scales of
 /// activations beside them.
 fn gone(pairs: &HashMap<&str, Pair<'_, '_>>) -> HashSet<String> {
     let mut gone = HashSet::new();
-    for old in pairs.values().flat_map(Pair::old) {
+    for old in pairs.values().flat_map(Pair::before) {
         gone.insert(old.name.clone());
         for scale in old.scales() {
             gone.insert(scale.name.clone());

@@ -32,12 +32,12 @@ impl Settings {
     /// Describes a model that was made: its first layers without draft layer and vision tower, in bf16.
     pub(super) fn cut(&mut self, config: &ModelConfig) {
         let layers = config.num_hidden_layers;
-        self.0.remove("vision_config");
-        self.0.remove("torch_dtype");
+        self.0.shift_remove("vision_config");
+        self.0.shift_remove("torch_dtype");
         self.0.insert("dtype".into(), "bfloat16".into());
         let text = self.text();
-        text.remove("mtp");
-        text.remove("torch_dtype");
+        text.shift_remove("mtp");
+        text.shift_remove("torch_dtype");
         text.insert("dtype".into(), "bfloat16".into());
         text.insert("num_hidden_layers".into(), layers.into());
         text.insert("mtp_num_hidden_layers".into(), 0.into());
@@ -55,15 +55,15 @@ impl Settings {
 
     /// Says how the weights of `layout` are stored, and no more.
     pub(super) fn describe(mut self, layout: &Layout) -> Value {
-        self.0.remove(KEY);
+        self.0.shift_remove(KEY);
         let modules = Modules::of(layout);
         let words = modules.words();
         let text = self.text();
-        text.remove(KEY);
+        text.shift_remove(KEY);
         let hinted = text.contains_key(HINT) || words.is_none();
         match modules.table {
             Some((_, Format::Fp8Tensor)) if hinted => text.insert(HINT.into(), "float8_e4m3fn".into()),
-            _ => text.remove(HINT),
+            _ => text.shift_remove(HINT),
         };
         if let Some(words) = words {
             self.0.insert(KEY.into(), words);
