@@ -41,7 +41,7 @@ fn columns(spec: &Spec) -> usize {
 }
 
 /// Requires that `new` holds what `old` becomes, or what was stored so already, and the rest byte for byte.
-fn holds(old: &Numbers, new: &Numbers, options: &ConvertOptions) {
+pub(crate) fn holds(old: &Numbers, new: &Numbers, options: &ConvertOptions) {
     let mut changed: Vec<&Spec> = Vec::new();
     let same = |before: &Spec, after: &Spec| {
         before.name == after.name

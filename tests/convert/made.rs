@@ -4,10 +4,12 @@ use std::fs;
 
 use runtime::checkpoint::layout::Format;
 use runtime::config::ModelConfig;
-use runtime::convert::{ConvertOptions, Source};
+use runtime::convert::{ConvertOptions, Source, convert};
+use serde_json::Value;
 
+use crate::formats::holds;
 use crate::numbers::Numbers;
-use crate::{Converted, fails, tiny, to};
+use crate::{Converted, TABLES, fails, tiny, to};
 
 fn made(layers: Option<usize>) -> ConvertOptions {
     let from = Source::Made { layers, seed: 7 };
@@ -33,6 +35,32 @@ fn a_config_is_enough() {
         assert!(read(converted.path()) == read(again.path()), "equal seeds make equal weights");
     }
     fails(home.path(), &made(Some(9)), &mut |_, _| {}, &["--layers 9", "8 layers"]);
+}
+
+/// A table and a head of more numbers than a thread takes at a time.
+#[test]
+fn what_is_large_is_converted_in_parts() {
+    let home = tempfile::tempdir().expect("a folder");
+    let text = fs::read_to_string(tiny().join("config.json")).expect("settings");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    config["text_config"]["ngram_vocab_size_base"] = 20_000.into();
+    config["text_config"]["vocab_size"] = 20_480.into();
+    fs::write(home.path().join("config.json"), config.to_string()).expect("settings");
+    let plain = ConvertOptions { experts: None, dense: None, table: None, ..made(Some(2)) };
+    let source = Converted::new(home.path(), &plain);
+    let old = Numbers::open(&source.path());
+    for table in TABLES {
+        let options = to(Format::Bf16, Format::Fp8, table);
+        let mut told = (0, 0);
+        let out = home.path().join(table.to_string());
+        convert(&source.path(), &out, &options, &mut |done, total| {
+            assert!(told.0 <= done && done <= total);
+            told = (done, total);
+        })
+        .expect("converted");
+        assert_eq!(told.0, told.1, "every byte is told");
+        holds(&old, &Numbers::open(&out), &options);
+    }
 }
 
 #[test]
