@@ -75,7 +75,11 @@ impl fmt::Display for ConvertError {
                  it to fp8 or bf16"
             ),
             Self::Io { doing, path, source } => {
-                write!(f, "could not {doing} {}: {source}; nothing of the converted model is kept", path.display())
+                write!(
+                    f,
+                    "could not {doing} {}: {source}; nothing of the converted model is kept",
+                    path.display()
+                )
             }
         }
     }
