@@ -13,7 +13,7 @@ pub mod nvfp4;
 use crate::numerics::Element;
 
 /// The largest magnitude; 0 of nothing. A comparison, not `f32::max`, so that it vectorises.
-fn largest<E: Element>(weights: &[E]) -> f32 {
+pub fn largest<E: Element>(weights: &[E]) -> f32 {
     let mut lanes = [0.0f32; 16];
     let (runs, tail) = weights.as_chunks::<16>();
     for run in runs {

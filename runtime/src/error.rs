@@ -1,6 +1,7 @@
 //! Why a model folder could not be opened: every variant names the file, the key or the tensor.
 
 mod config;
+mod convert;
 mod format;
 mod header;
 
@@ -9,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use config::ConfigError;
+pub use convert::ConvertError;
 pub use format::{FormatError, Located};
 pub use header::HeaderError;
 
@@ -312,6 +314,8 @@ impl fmt::Display for Listed<'_> {
 pub enum Error {
     /// The model folder cannot be loaded.
     Load(LoadError),
+    /// The model folder cannot be converted.
+    Convert(ConvertError),
     /// Text could not be turned into ids.
     Text(crate::tokenizer::TextError),
     /// The chat template is unusable or refused the messages.
@@ -337,6 +341,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Load(error) => error.fmt(f),
+            Error::Convert(error) => error.fmt(f),
             Error::Text(error) => error.fmt(f),
             Error::Chat(error) => error.fmt(f),
             Error::Prompt(why) | Error::Setting(why) => f.write_str(why),
@@ -351,6 +356,12 @@ impl std::error::Error for Error {}
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {
         Error::Load(error)
+    }
+}
+
+impl From<ConvertError> for Error {
+    fn from(error: ConvertError) -> Self {
+        Error::Convert(error)
     }
 }
 

@@ -1,13 +1,14 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`], [`convert`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bench;
 pub mod bundle;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod convert;
 pub mod engine;
 pub mod error;
 pub mod inspect;

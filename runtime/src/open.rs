@@ -99,7 +99,7 @@ impl Default for Load {
 
 /// Rows that each head of a made n-gram table has at most in device memory: few enough to leave room for layers, and
 /// enough that no cache holds them.
-const MADE_TABLE_ROWS: u64 = 1_000_000;
+pub(crate) const MADE_TABLE_ROWS: u64 = 1_000_000;
 
 /// A model folder whose every file was checked; no weight has been read.
 pub struct Opened {

@@ -20,7 +20,7 @@ use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, Tok
 use crate::config::ModelConfig;
 use crate::error::Error;
 use load::Pace;
-use made::Made;
+pub(crate) use made::Made;
 pub use made::fill;
 use read::format_of;
 pub use stored::StoredAs;

@@ -2,6 +2,7 @@
 //!
 //! Only what this build honours is here, so an option that is accepted has an effect.
 
+mod convert;
 mod engine;
 mod file;
 mod sampling;
@@ -14,13 +15,14 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
+pub(crate) use convert::ConvertArgs;
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use file::under as under_file;
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use values::{
-    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Seconds, Sha,
-    Stored, Switch, Table,
+    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Projections,
+    Seconds, Sha, Stored, Switch, Table,
 };
 pub(crate) use variables::{KUBERNETES, Variables};
 
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Measure rounds, prompts and kernels against the bytes that they must move.
     Bench(BenchArgs),
+    /// Write a model folder anew with its weights in other formats.
+    Convert(ConvertArgs),
     /// Play a scene of requests through the planner and print every round; no model is needed.
     Plan(PlanArgs),
     /// The CUDA kernels of this build.
@@ -257,6 +261,8 @@ pub(crate) struct BuildArgs {
 mod tests {
     use clap::CommandFactory;
     use kernels::numerics::ElementType;
+    use runtime::checkpoint::layout::Format;
+    use runtime::convert::Source;
     use runtime::place::Place;
     use runtime::sampling::SamplingOptions;
     use runtime::weights::TablePlace;
@@ -414,6 +420,26 @@ mod tests {
         assert_eq!(arch(&["kernels", "build", "--arch", "sm_90a,sm_80"]), both);
         assert_eq!(arch(&["kernels", "build", "--arch", "sm_90a", "--arch", "sm_80"]), both);
         refused(&["kernels", "build", "--arch", "hopper"], &["--arch", "hopper", "sm_90a"]);
+    }
+
+    #[test]
+    fn a_conversion_names_formats() {
+        let convert = |options: &[&str]| match parse(&[&["convert", "M", "OUT"], options].concat()) {
+            Ok(Command::Convert(args)) => args.options(),
+            other => panic!("{other:?}"),
+        };
+        let options = convert(&["--experts", "nvfp4", "--table", "fp8", "--file-size", "1M"]).unwrap();
+        let stored = (Some(Format::Nvfp4), Some(Format::Fp8Tensor), None);
+        assert_eq!((options.experts, options.table, options.dense), stored);
+        assert_eq!((options.from, options.file_bytes), (Source::Checkpoint, 1 << 20));
+        let made = convert(&["--load", "dummy", "--layers", "4"]).unwrap();
+        assert!(matches!(made.from, Source::Made { layers: Some(4), .. }));
+        let why = |options: &[&str]| convert(options).map(drop).unwrap_err().to_string();
+        assert!(why(&[]).contains("--experts, --table or --dense"));
+        assert!(why(&["--experts", "fp8", "--layers", "4"]).contains("--load dummy"));
+        refused(&["convert", "M", "--experts", "fp8"], &["<OUT>"]);
+        refused(&["convert", "M", "OUT", "--dense", "nvfp4"], &["--dense", "nvfp4", "bf16, fp8"]);
+        refused(&["convert", "M", "OUT", "--experts", "int4"], &["--experts", "int4"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What each command does, from its arguments to its output.
 
 mod bench;
+mod convert;
 mod demo;
 mod generate;
 mod kernels;
@@ -21,6 +22,7 @@ use runtime::weights::WeightForm;
 use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use bench::bench;
+pub(crate) use convert::convert;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 pub(crate) use kernels::build as build_kernels;

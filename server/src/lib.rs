@@ -64,6 +64,7 @@ fn run(command: Command, variables: &Variables) -> Result<(), Failure> {
         Command::Demo(args) => commands::demo(&args),
         Command::Check(args) => commands::check(&args),
         Command::Bench(args) => commands::bench(&args),
+        Command::Convert(args) => commands::convert(&args),
         Command::Plan(args) => commands::plan(&args),
         Command::Kernels(KernelsCommand::Build(args)) => commands::build_kernels(&args),
     }

@@ -1,4 +1,4 @@
-//! How loading is shown: a bar on a terminal; anywhere else a line at the start, one every ten seconds, and one at the
+//! How loading and converting are shown: a bar on a terminal; anywhere else a line at the start, one every ten seconds, and one at the
 //! end.
 
 use std::time::{Duration, Instant};
@@ -13,8 +13,10 @@ const TEMPLATE: &str =
 /// How long nothing is said where there is no terminal.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// The loading of one model.
+/// The loading, or the conversion, of one model.
 pub(crate) struct Loading {
+    /// What happens, and what has happened.
+    words: [&'static str; 2],
     /// Draws nothing where there is no terminal.
     bar: ProgressBar,
     started: Option<Instant>,
@@ -27,10 +29,15 @@ impl Loading {
         Loading::on(ProgressDrawTarget::stderr())
     }
 
+    /// The same for a conversion.
+    pub(crate) fn of_conversion() -> Loading {
+        Loading { words: ["converting", "converted"], ..Loading::on_stderr() }
+    }
+
     fn on(target: ProgressDrawTarget) -> Loading {
         let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
         let bar = ProgressBar::with_draw_target(None, target).with_style(style);
-        Loading { bar, started: None, said: None }
+        Loading { words: ["reading", "read"], bar, started: None, said: None }
     }
 
     /// Takes a step of loading in; gives the line that a log should have about it, if any.
@@ -42,7 +49,7 @@ impl Loading {
         let Progress::Loading { done, total } = *progress else {
             return Some(progress.to_string());
         };
-        let size = Size(total as usize);
+        let (size, [doing, did]) = (Size(total as usize), self.words);
         let first = self.started.is_none();
         let started = *self.started.get_or_insert(now);
         let took = (now - started).as_secs_f64();
@@ -55,7 +62,7 @@ impl Loading {
             self.bar.finish_and_clear();
             // No clock tells apart what takes less.
             let speed = Size((total as f64 / took.max(1e-3)) as usize);
-            return Some(format!("read {size} of weights in {took:.2} s, {speed}/s"));
+            return Some(format!("{did} {size} of weights in {took:.2} s, {speed}/s"));
         }
         let said = self.said.get_or_insert(now);
         if !self.bar.is_hidden() || !(first || now - *said >= SILENCE) {
@@ -63,12 +70,12 @@ impl Loading {
         }
         *said = now;
         if first {
-            return Some(format!("reading {size} of weights"));
+            return Some(format!("{doing} {size} of weights"));
         }
         let speed = done as f64 / took;
         let (have, speed_shown, left) =
             (Size(done as usize), Size(speed as usize), (total - done) as f64 / speed);
-        Some(format!("read {have} of {size}, {speed_shown}/s, {left:.0} s left"))
+        Some(format!("{did} {have} of {size}, {speed_shown}/s, {left:.0} s left"))
     }
 }
 

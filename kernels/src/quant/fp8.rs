@@ -73,7 +73,7 @@ pub enum Scale {
 
 impl Scale {
     /// The scale of numbers up to `largest`, which must be finite.
-    fn of(self, largest: f32) -> f32 {
+    pub fn of(self, largest: f32) -> f32 {
         if largest == 0.0 {
             return 1.0;
         }

@@ -10,6 +10,8 @@ mod text;
 mod vision;
 mod wanted;
 
+use std::collections::HashMap;
+
 use safetensors::Dtype;
 
 pub use draft::{Draft, Fusion};
@@ -101,6 +103,12 @@ impl Layout {
         Self::new(config, Source::Files(files))
     }
 
+    /// The tensors that `config` implies, each in the form that types by name give it: those of files that are being
+    /// written.
+    pub(crate) fn of_types(config: &ModelConfig, types: &HashMap<&str, Dtype>) -> Self {
+        Self::new(config, Source::Types(types))
+    }
+
     fn new(config: &ModelConfig, source: Source<'_>) -> Self {
         let root = Scope { prefix: String::new(), part: Part::Text, source };
         let text = root.within("model.language_model.");
@@ -151,6 +159,8 @@ impl Layout {
 #[derive(Clone, Copy)]
 enum Source<'a> {
     Files(&'a Files),
+    /// The types of files to come.
+    Types(&'a HashMap<&'a str, Dtype>),
     /// No files yet.
     Wanted(Wanted),
     /// No files: nothing is quantised.
@@ -164,6 +174,7 @@ impl Source<'_> {
     fn dtype(self, name: &str) -> Option<Dtype> {
         match self {
             Source::Files(files) => files.tensors.get(name).map(|entry| entry.dtype),
+            Source::Types(types) => types.get(name).copied(),
             Source::Wanted(wanted) => wanted.dtype(name),
             Source::Nothing { .. } => None,
         }

@@ -16,7 +16,7 @@ use crate::error::Error;
 
 /// What a weight is made as: `centre + scale * u`, with `u` from -1 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Made {
+pub(crate) struct Made {
     centre: f32,
     pub(super) scale: f32,
 }
@@ -25,14 +25,14 @@ impl Made {
     /// What comes from the settings is never made.
     pub(super) const NOTHING: Made = Made { centre: 0.0, scale: 0.0 };
     /// The gain of a norm that does not add one.
-    pub(super) const PLAIN_GAIN: Made = Made { centre: 1.0, scale: 0.1 };
+    pub(crate) const PLAIN_GAIN: Made = Made { centre: 1.0, scale: 0.1 };
     /// The logarithm of a decay's rate: rates from 1 to 16.
-    pub(super) const A_LOG: Made = Made { centre: 1.4, scale: 1.4 };
+    pub(crate) const A_LOG: Made = Made { centre: 1.4, scale: 1.4 };
     /// What is added before the softplus of a decay: steps from 0.001 to 0.1.
-    pub(super) const DT_BIAS: Made = Made { centre: -4.6, scale: 2.3 };
+    pub(crate) const DT_BIAS: Made = Made { centre: -4.6, scale: 2.3 };
 
     /// What a tensor is made as if nothing else is known: a zero-centred gain if it is a list, or else a matrix.
-    pub(super) fn of(spec: &Spec) -> Made {
+    pub(crate) fn of(spec: &Spec) -> Made {
         match spec.shape[..] {
             [.., _, inner] => Made::matrix(inner),
             _ => Made { centre: 0.0, scale: 0.1 },
@@ -57,7 +57,8 @@ impl Made {
             }
     }
 
-    fn value(self, seed: u64, place: u64) -> f32 {
+    /// Number `place` of what is made of a seed.
+    pub(crate) fn value(self, seed: u64, place: u64) -> f32 {
         self.centre + self.scale * uniform(seed, place)
     }
 }

@@ -16,7 +16,7 @@ use super::{ByteSize, Dense, Device, Dtype, LoadFrom, Stored, Switch, Table};
 use crate::failure::Failure;
 
 /// The seed of dummy weights.
-const DUMMY_SEED: u64 = 1;
+pub(super) const DUMMY_SEED: u64 = 1;
 
 /// Where and how exactly.
 #[derive(Debug, Args)]

@@ -42,6 +42,13 @@ pub(crate) enum Stored {
     Nvfp4,
 }
 
+/// How dense projections are stored.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Projections {
+    Bf16,
+    Fp8,
+}
+
 /// What becomes of dense projections.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub(crate) enum Dense {
@@ -130,6 +137,15 @@ impl Stored {
         match self {
             Stored::Fp8 => Format::Fp8Tensor,
             _ => self.of_matrices(),
+        }
+    }
+}
+
+impl Projections {
+    pub(crate) fn format(self) -> Format {
+        match self {
+            Projections::Bf16 => Format::Bf16,
+            Projections::Fp8 => Format::Fp8,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod binary;
+mod convert;
 mod crowd;
 mod demo;
 mod folder;

@@ -102,6 +102,14 @@ impl Experts {
         }
     }
 
+    /// The tensors of the experts' numbers, in the order of the model.
+    pub(crate) fn weights(&self) -> Vec<&Spec> {
+        match self {
+            Self::Fused { gate_up, down } => vec![gate_up, down],
+            Self::Split(each) => each.iter().flat_map(|e| [&e.gate, &e.up, &e.down]).collect(),
+        }
+    }
+
     pub(super) fn gather<'a>(&'a self, specs: &mut Vec<&'a Spec>) {
         match self {
             Self::Fused { gate_up, down } => {

@@ -5,7 +5,7 @@ use std::fmt;
 use safetensors::Dtype;
 
 use super::text::Moe;
-use super::{Experts, Layout, Source, SparseAttention, Spec, Stored, TokenMixer};
+use super::{Layout, Source, SparseAttention, Spec, Stored, TokenMixer};
 use crate::checkpoint::files::Files;
 
 /// How the weights that may be quantised are stored, by purpose. Weights of one purpose are stored alike.
@@ -140,6 +140,14 @@ impl Formats {
     }
 }
 
+impl Layout {
+    /// The weights that [`Wanted::dense`](super::Wanted::dense) is about. Layouts of one model have them in one order.
+    pub(crate) fn dense(&self) -> Vec<&Spec> {
+        let dense = |purpose| matches!(purpose, Purpose::Shared | Purpose::Dense | Purpose::Head);
+        groups(self).into_iter().filter(|group| dense(group.purpose)).flat_map(|group| group.specs).collect()
+    }
+}
+
 /// Two tensors of one purpose that are stored differently, and what the purpose is.
 pub(in crate::checkpoint) struct Unlike<'a> {
     pub(in crate::checkpoint) what: &'static str,
@@ -225,11 +233,8 @@ fn groups(layout: &Layout) -> Vec<Group<'_>> {
     groups
 }
 
-fn experts(moe: &Moe) -> Box<dyn Iterator<Item = &Spec> + '_> {
-    match &moe.experts {
-        Experts::Fused { gate_up, down } => Box::new([gate_up, down].into_iter()),
-        Experts::Split(each) => Box::new(each.iter().flat_map(|e| [&e.gate, &e.up, &e.down])),
-    }
+fn experts(moe: &Moe) -> impl Iterator<Item = &Spec> {
+    moe.experts.weights().into_iter()
 }
 
 fn shared(moe: &Moe) -> [&Spec; 3] {
