@@ -52,7 +52,9 @@ constexpr u32 PLACES = 11;
 constexpr u32 UP_ROWS = 16;
 constexpr u32 DOWN_ROWS = 2;
 // Tiles of a block of experts_up at most, and of one of experts_down.
-constexpr u32 UP_TILES = 10;
+constexpr u32 UP_TILES = 20;
+// Pairs from which on they are put in order.
+constexpr u32 SORTED = 40;
 constexpr u32 DOWN_TILES = 10;
 // Columns of x at most, and of a half of an inner width.
 constexpr u32 UP_COLUMNS = 10240;
@@ -66,24 +68,50 @@ __device__ __forceinline__ u32 pair_tiles(u32 inner) { return ceil_div(inner, PA
 
 // Units of a routed expert that a warp holds: of codes a whole slice or half, of the usual sizes.
 template <class F> __device__ constexpr u32 held() { return F::QUADS == 4 ? 2 : F::QUADS == 2 ? 2 : 5; }
-// Units of the shared expert that a warp of experts_up holds, for so many tiles of rows: as many as registers are left.
+// Units of the shared expert that a warp of experts_up holds for so many tiles of rows: as many as registers are left.
 template <class R, class S> __device__ constexpr u32 shared_held(u32 nt) {
     return S::QUADS < 4 ? 2 : R::QUADS < 4 && nt == 1 ? 3 : 1;
 }
 
-// Tile `tile` of the shared expert's gate and up projections, for 8 * NT rows from `first` on.
+// Tile `tile` of the shared expert's gate and up projections, for up to 8 * NT rows from `first` on.
 template <class R, class S, u32 NT> __device__ __forceinline__ void up_shared(const UpArgs& a, u32 tile, u32 first) {
     const Sizes& n = a.sizes;
     const Slices slices(n.hidden, UP_SLICES);
-    const Tiles<S> shared(a.shared_gate_up, pair_tiles(n.shared_inner), slices.units);
-    const Rows rows{a.x + (u64)first * n.hidden, n.hidden, least(n.rows - first, NT * 8), n.hidden};
-    narrow_product<S, NT, WARPS, shared_held<R, S>(NT), 1>(shared, tile, 0, rows, slices, 0, slices.count, [] {
-        wait_for_previous();
-        let_next_start();
-    }, [&](u32 g, u32 r, float gate, float up) {
-        const u32 output = tile * PAIRS + g;
-        if (output < n.shared_inner) a.s[(u64)(first + r) * n.shared_inner + output] = activation(gate, up);
-    });
+    const Tiles<S> w(a.shared_gate_up, pair_tiles(n.shared_inner), slices.units);
+    const Rows rows{a.x + (u64)first * n.hidden, n.hidden, least(n.rows - first, UP_ROWS), n.hidden};
+    narrow_product<S, NT, WARPS, shared_held<R, S>(NT), 1>(
+        w, tile, 0, rows, slices, 0, slices.count,
+        [] {
+            wait_for_previous();
+            let_next_start();
+        },
+        [&](u32 g, u32 r, float gate, float up) {
+            const u32 output = tile * PAIRS + g;
+            if (output < n.shared_inner) a.s[(u64)(first + r) * n.shared_inner + output] = activation(gate, up);
+        });
+}
+
+// Number `place` of the pairs in the order of their experts, so that blocks that read the same expert run at the same time,
+// and all but one find it in L2. Where pairs are few they do so anyway, and where they are more than threads they are in
+// no order. Ids are below 2^24.
+__device__ __forceinline__ u32 by_expert(const u32* ids, u32 pairs, u32 place) {
+    __shared__ alignas(16) u32 keys[UP_THREADS];
+    __shared__ u32 found;
+    if (pairs < SORTED || pairs > UP_THREADS) return place;
+    const u32 mine = threadIdx.x < pairs ? ids[threadIdx.x] << 8 | threadIdx.x : 0xffffffffu;
+    keys[threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.x < pairs) {
+        u32 before = 0;
+        for (u32 i = 0; i < ceil_div(pairs, 4); ++i) {
+            const Quad four = ((const Quad*)keys)[i];
+#pragma unroll
+            for (u32 w = 0; w < 4; ++w) before += four.word[w] < mine;
+        }
+        if (before == place) found = threadIdx.x;
+    }
+    __syncthreads();
+    return found;
 }
 
 // Blocks of the shared expert come first: one for a tile and UP_ROWS rows. Those of the routed experts share out the
@@ -99,13 +127,15 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
         return;
     }
     const u32 runs = (gridDim.x - shared) / (n.rows * n.k), tiles = pair_tiles(n.inner), lane = lane_id();
-    const u32 pair = (blockIdx.x - shared) / runs, run = (blockIdx.x - shared) % runs;
+    const u32 run = (blockIdx.x - shared) % runs;
     const u32 first = run * tiles / runs, end = (run + 1) * tiles / runs;
     // The next launch may read the lists of chosen experts before it waits for this one: it starts when they are
     // complete.
     wait_for_previous();
     let_next_start();
-    const u32 id = a.ids[pair];
+    const u32 place = (blockIdx.x - shared) / runs;
+    // Codes are few bytes, so that those of an expert that several rows chose may as well come again.
+    const u32 pair = R::QUADS == 4 ? by_expert(a.ids, n.rows * n.k, place) : place, id = a.ids[pair];
     if (id >= n.experts) return;
     const Slices slices(n.hidden, UP_SLICES);
     const Tiles<R> w(a.gate_up, tiles, slices.units, n.experts, id);

@@ -212,7 +212,7 @@ pub(crate) const DOWN_TILES: u32 = 10;
 pub(crate) const DOWN_COLUMNS: u32 = 512;
 /// Rows of a block of the shared expert, and tiles of one of the routed experts at most, in the twin of [`ExpertsUp`].
 pub(crate) const UP_ROWS: u32 = 16;
-pub(crate) const UP_TILES: u32 = 10;
+pub(crate) const UP_TILES: u32 = 20;
 /// Shared memory of these blocks: sums of tiles, zeros and a row; zeros, rows, a tile of the shared expert and products.
 const UP_SHARED: u32 = UP_TILES * 8 * 16 * 4 + 32 + CUDA_COLUMNS * 2;
 const DOWN_SHARED: u32 = 32
@@ -571,11 +571,12 @@ impl Kernel for ExpertsSum {
 }
 
 /// Runs of about equal length, of at most `most` tiles, that the tiles of each of `lists` are cut into: as many as fill
-/// whole waves of blocks, of which `at_once` run, beside `others`.
+/// whole waves of blocks, of which `at_once` run, beside `others`. In a lone wave the places of others, which are short,
+/// stay empty, so it must be a short one.
 fn runs(tiles: u32, lists: u32, others: u32, most: u32, at_once: u32) -> u32 {
-    let least = tiles.div_ceil(most);
-    let waves = (others + lists * least).div_ceil(at_once);
-    ((waves * at_once - others) / lists).clamp(least, tiles)
+    let waves = |most: u32| (others + lists * tiles.div_ceil(most)).div_ceil(at_once);
+    let waves = if others > 0 && waves(most / 2) > 1 { waves(most).max(2) } else { waves(most) };
+    ((waves * at_once - others) / lists).clamp(tiles.div_ceil(most), tiles)
 }
 
 /// Adds up the places of each row in order, weighed. `products` is `[2, rows, places, hidden]`.

@@ -31,6 +31,8 @@ pub enum Progress {
         /// What they belong to.
         what: &'static str,
     },
+    /// Dense projections become fp8 while they are read.
+    Quantising,
     /// Weights were made, none read.
     Made {
         /// Their size.
@@ -57,6 +59,10 @@ impl fmt::Display for Progress {
             Progress::Unused { tensors, bytes, what } => {
                 write!(f, "not used: {tensors} tensors of the {what}, {}", Size(*bytes as usize))
             }
+            Progress::Quantising => f.write_str(
+                "dense projections become fp8 (--dense fp8): answers change a little; `roundhouse check MODEL --dense \
+                 fp8` measures by how much",
+            ),
             Progress::Made { bytes, layers, of } => {
                 write!(
                     f,
@@ -203,9 +209,14 @@ impl Opened {
         let Opened { checkpoint, tokenizer, chat, weights, load, full_layers } = self;
         let element = weights.form().element;
         let loaded = match load {
-            Load::Checkpoint { .. } => weights.load(&checkpoint, device, &mut |done, total| {
-                progress(Progress::Loading { done, total });
-            })?,
+            Load::Checkpoint { dense } => {
+                if dense == DenseForm::Fp8 {
+                    progress(Progress::Quantising);
+                }
+                weights.load(&checkpoint, device, &mut |done, total| {
+                    progress(Progress::Loading { done, total });
+                })?
+            }
             Load::Dummy { seed, .. } => {
                 let bytes = weights.bytes() + weights.table_bytes();
                 let layers = checkpoint.config.num_hidden_layers;

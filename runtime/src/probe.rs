@@ -1,8 +1,9 @@
-//! One sequence through the model, with the logits after every id: for comparing models, not for serving.
+//! Sequences through the model, one at a time, with the logits after every id: for comparing models, not for serving.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use graph::Device;
 use graph::host::HostOptions;
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, PAGE, PageEdit, PromptRow, Row, Sampling};
@@ -12,10 +13,11 @@ use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
 use crate::model::{Group, Picks, RoundShape};
-use crate::open::{Load, Opened, Progress};
+use crate::open::{Load, OpenModel, Opened, Progress};
 use crate::place::Place;
 use crate::runner::{Runner, StagedTable};
 use crate::scratch::RoundLimits;
+use crate::tokenizer::Tokenizer;
 use crate::weights::TablePlace;
 
 /// Rows of a prompt piece, unless asked otherwise; a multiple of 64.
@@ -74,6 +76,13 @@ pub struct Logits {
     pub data: Vec<f32>,
 }
 
+impl Logits {
+    /// The logits of each position.
+    pub fn rows(&self) -> impl Iterator<Item = &[f32]> {
+        self.data.chunks_exact(self.vocab)
+    }
+}
+
 /// Opens a model folder and computes the logits of a request.
 ///
 /// # Errors
@@ -85,48 +94,25 @@ pub fn logits(
     request: &LogitsRequest,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Logits, Error> {
-    let &LogitsOptions { place, element, load, table, context, host_memory } = options;
+    let (opened, device) = opened(dir, options, progress)?;
+    let context = opened.context(options.context, u32::MAX)? as usize;
+    let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
+    let largest = plan.pieces.iter().copied().max().unwrap_or(1);
+    Probe::new(opened, &device, options, [request.ids.len(), largest], progress)?.run(request, plan)
+}
+
+/// Checks a model folder, then opens the device.
+fn opened(
+    dir: &Path,
+    options: &LogitsOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(Opened, Device), Error> {
+    let &LogitsOptions { place, element, load, table, host_memory, .. } = options;
     let opened = Opened::with(dir, place.form(element, table), load)?;
     let device = place.open(element, false, host_memory)?;
     progress(Progress::Device(device.describe()));
     place.takes(&opened.checkpoint.config)?;
-    let context = opened.context(context, u32::MAX)? as usize;
-    let plan = Plan::new(request, opened.checkpoint.config.vocab_size, context)?;
-    opened.unused().into_iter().for_each(&mut *progress);
-    let layout = LaneLayout::new(&opened.checkpoint.config, element, request.ids.len());
-    let largest = plan.pieces.iter().copied().max().unwrap_or(1);
-    let limits = RoundLimits {
-        rows: largest,
-        picked_rows: largest,
-        decode_rows: 1,
-        context: request.ids.len(),
-        edits: largest / PAGE + 2,
-    };
-    let lane = ClassPlan { layout: &layout, first: 1, lanes: 1, pages: layout.pages_per_lane };
-    let memory = MemoryPlan::new(&opened, &[lane], limits, GraphPlan::NONE);
-    progress(Progress::Plan(memory.clone()));
-    memory.check(device.free_bytes())?;
-
-    let open = opened.load(&device, progress)?;
-    let pool = PagePool::new(&device, &layout, layout.pages_per_lane)?;
-    let lanes = Lanes::new(&device, 0, Arc::new(layout), 1, pool)?;
-    let runner = Runner::new(&device, open.model, open.weights, limits)?;
-    let vocab = runner.model.config.vocab_size;
-    let mut probe = Probe { runner, lanes };
-    probe.runner.clear_slot(&probe.lanes, 0)?;
-    let mut data = Vec::with_capacity(request.ids.len() * vocab);
-    let mut start = 0;
-    for size in plan.pieces {
-        let piece = &request.ids[start..start + size];
-        probe.prompt(start, piece)?;
-        data.extend(probe.runner.logits(size)?);
-        start += size;
-    }
-    for (position, &id) in request.ids.iter().enumerate().skip(start) {
-        probe.decode(position, id)?;
-        data.extend(probe.runner.logits(1)?);
-    }
-    Ok(Logits { positions: request.ids.len(), vocab, data })
+    Ok((opened, device))
 }
 
 /// A checked request.
@@ -161,12 +147,85 @@ impl Plan {
     }
 }
 
-struct Probe {
+/// A model with one lane, which takes one sequence after another.
+pub struct Probe {
     runner: Runner,
     lanes: Lanes,
+    tokenizer: Tokenizer,
+    longest: usize,
 }
 
 impl Probe {
+    /// Opens a model folder for sequences of at most `longest` ids.
+    ///
+    /// # Errors
+    /// The device or the folder cannot be opened, or the device has too little memory.
+    pub fn open(
+        dir: &Path,
+        options: &LogitsOptions,
+        longest: usize,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Probe, Error> {
+        let (opened, device) = opened(dir, options, progress)?;
+        let longest = opened.context(options.context, u32::MAX)?.min(longest as u32) as usize;
+        Probe::new(opened, &device, options, [longest, longest.min(PIECE_ROWS)], progress)
+    }
+
+    /// A probe of sequences of at most so many ids, in pieces of at most so many rows.
+    fn new(
+        opened: Opened,
+        device: &Device,
+        options: &LogitsOptions,
+        [longest, rows]: [usize; 2],
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Probe, Error> {
+        opened.unused().into_iter().for_each(&mut *progress);
+        let layout = LaneLayout::new(&opened.checkpoint.config, options.element, longest);
+        let edits = rows / PAGE + 2;
+        let limits = RoundLimits { rows, picked_rows: rows, decode_rows: 1, context: longest, edits };
+        let lane = ClassPlan { layout: &layout, first: 1, lanes: 1, pages: layout.pages_per_lane };
+        let memory = MemoryPlan::new(&opened, &[lane], limits, GraphPlan::NONE);
+        progress(Progress::Plan(memory.clone()));
+        memory.check(device.free_bytes())?;
+
+        let OpenModel { model, weights, tokenizer, .. } = opened.load(device, progress)?;
+        let pool = PagePool::new(device, &layout, layout.pages_per_lane)?;
+        let lanes = Lanes::new(device, 0, Arc::new(layout), 1, pool)?;
+        let runner = Runner::new(device, model, weights, limits)?;
+        Ok(Probe { runner, lanes, tokenizer, longest })
+    }
+
+    /// What turns text into ids.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Computes the logits of a request, from an empty lane on.
+    ///
+    /// # Errors
+    /// Ids past the vocabulary, or more than the probe takes; pieces that do not fit the ids; the device failed.
+    pub fn logits(&mut self, request: &LogitsRequest) -> Result<Logits, Error> {
+        let plan = Plan::new(request, self.runner.model.config.vocab_size, self.longest)?;
+        self.run(request, plan)
+    }
+
+    fn run(&mut self, request: &LogitsRequest, plan: Plan) -> Result<Logits, Error> {
+        self.runner.clear_slot(&self.lanes, 0)?;
+        let vocab = self.runner.model.config.vocab_size;
+        let mut data = Vec::with_capacity(request.ids.len() * vocab);
+        let mut start = 0;
+        for size in plan.pieces {
+            self.prompt(start, &request.ids[start..start + size])?;
+            data.extend(self.runner.logits(size)?);
+            start += size;
+        }
+        for (position, &id) in request.ids.iter().enumerate().skip(start) {
+            self.decode(position, id)?;
+            data.extend(self.runner.logits(1)?);
+        }
+        Ok(Logits { positions: request.ids.len(), vocab, data })
+    }
+
     /// Runs a piece of the prompt, whose first id has position `start`.
     fn prompt(&mut self, start: usize, ids: &[u32]) -> Result<(), Error> {
         let count = ids.len() as u32;

@@ -15,10 +15,11 @@ use ::kernels::numerics::ElementType;
 use ::kernels::weight::Order;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
-use runtime::open::{Opened, Progress};
+use runtime::open::{Load, Opened, Progress};
 use runtime::probe::{self, LogitsOptions, LogitsRequest};
+use runtime::quality;
 use runtime::receipts::{self, Receipt};
-use runtime::weights::WeightForm;
+use runtime::weights::{DenseForm, WeightForm};
 use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use bench::bench;
@@ -82,7 +83,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-/// `roundhouse check`: one receipt per equality.
+/// `roundhouse check`: one receipt per equality; with --dense fp8 also what that changes.
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let chosen = args.run.choose()?;
     note(chosen.opening(&args.model));
@@ -90,6 +91,12 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
         receipts::check(&args.model, &chosen.receipts(args.cases, args.seed)).map_err(engine_failure)?;
     let mut out = Output::stdout();
     receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
+    if let Load::Checkpoint { dense: dense @ DenseForm::Fp8 } = chosen.load {
+        let Chosen { place, element, load, table, .. } = chosen;
+        let options = LogitsOptions { place, element, load, table, ..LogitsOptions::default() };
+        let quality = quality::of_dense(&args.model, &options, dense).map_err(engine_failure)?;
+        out.print(&format!("dense fp8          against the model as it is stored: {quality}\n"));
+    }
     out.finish()?;
     passed(&receipts)
 }

@@ -1,12 +1,14 @@
 //! Converting checkpoints: formats, numbers, round trips, models that still answer, and what is refused.
 
 mod answers;
+mod dense;
 mod files;
 mod formats;
 mod made;
 mod numbers;
 mod refused;
 mod rounds;
+mod tables;
 
 use std::path::{Path, PathBuf};
 

@@ -22,6 +22,8 @@ fn tables_leave_the_same_bytes_wherever_they_live() {
         (BASE, ElementType::Bf16, 1056),
         ("tests/oracle/checkpoints/base_fp32", ElementType::F32, 300),
         ("tests/oracle/checkpoints/two_ple", ElementType::Bf16, 300),
+        ("tests/oracle/checkpoints/quant_fp8_block", ElementType::Bf16, 300),
+        ("tests/oracle/checkpoints/quant_nvfp4", ElementType::Bf16, 300),
     ];
     tables_leave_the_same_everywhere(Place::Host, &models);
 }

@@ -13,7 +13,7 @@ use kernels::weight::{Matrix, Order};
 use runtime::checkpoint::Checkpoint;
 use runtime::checkpoint::layout::Part;
 use runtime::error::Error;
-use runtime::weights::{Loaded, MixerWeights, TablePlace, WeightForm, WeightPlan};
+use runtime::weights::{DenseForm, Loaded, MixerWeights, TablePlace, WeightForm, WeightPlan};
 use tests::fixture::repository;
 
 const FOLDERS: [&str; 4] = ["base_bf16", "base_fp32", "quant_fp8_block", "quant_nvfp4"];
@@ -51,12 +51,19 @@ fn batches_of_any_size_leave_the_same_bytes() {
         let checkpoint = open(folder);
         for element in ELEMENTS {
             for order in ORDERS {
-                for table in [TablePlace::Device, TablePlace::Pinned] {
-                    let form = WeightForm { table, ..WeightForm::new(element, order) };
+                for (table, dense) in [
+                    (TablePlace::Device, DenseForm::Stored),
+                    (TablePlace::Pinned, DenseForm::Stored),
+                    (TablePlace::Device, DenseForm::Fp8),
+                ] {
+                    let form = WeightForm { table, dense, ..WeightForm::new(element, order) };
                     let want = bytes(&load(plan(&checkpoint, form), &checkpoint));
                     for (size, piece) in BATCHES {
                         let got = bytes(&load(plan(&checkpoint, form).in_batches(size, piece), &checkpoint));
-                        assert!(got == want, "{folder} {element:?} {order:?}, table {table}, {size} bytes");
+                        assert!(
+                            got == want,
+                            "{folder} {element:?} {order:?}, table {table}, dense {dense:?}, {size} bytes"
+                        );
                     }
                 }
             }

@@ -1,11 +1,17 @@
 //! The model on CUDA: every launch against the host, probes, and the equalities of the design.
 
+use std::path::Path;
+
 use graph::{CudaOptions, Device, Digest};
 use kernels::numerics::ElementType;
+use runtime::checkpoint::layout::Format;
+use runtime::convert::{ConvertOptions, convert};
 use runtime::engine::{Class, EngineOptions, Place, open};
 use runtime::lanes::LayerSpans;
 use runtime::model::Picks;
-use runtime::receipts::{Random, Schedule, play};
+use runtime::open::Load;
+use runtime::receipts::{CheckOptions, Random, Schedule, check, play};
+use runtime::weights::{DenseForm, TablePlace};
 use tests::differ::{Kind, differ};
 use tests::fixture::{Fixture, Lane, Size, repository};
 use tests::oracle::{cases, read_json, rms_relative};
@@ -19,6 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "quantised_logits_are_close_by_the_rule_of_the_oracle",
         quantised_logits_are_close_by_the_rule_of_the_oracle,
     ),
+    ("receipts_hold_in_every_format", receipts_hold_in_every_format),
     ("schedules_leave_the_same_with_graphs_and_without", schedules_leave_the_same_with_graphs_and_without),
 ];
 
@@ -334,6 +341,31 @@ fn quantised_logits_are_close_by_the_rule_of_the_oracle() {
             assert!(distance <= allowed, "{id} {name}: rms distance {distance:.4}, allowed {allowed:.4}");
         }
     }
+}
+
+/// The tiny model, converted; and with dense projections that become fp8 while they are loaded.
+fn receipts_hold_in_every_format() {
+    let tiny = repository("models/tiny");
+    let check = |dir: &Path, load, words: &str| {
+        let (place, element, table) = (Place::Cuda(0), ElementType::Bf16, TablePlace::Device);
+        let options = CheckOptions { place, element, load, table, cases: 2, seed: 3 };
+        for receipt in check(dir, &options).unwrap_or_else(|error| panic!("{words}: {error}")) {
+            assert!(receipt.passed && receipt.ids > 0, "{words}: {receipt}");
+        }
+    };
+    for (experts, table) in
+        [(Format::Bf16, Format::Fp8Tensor), (Format::Fp8, Format::Nvfp4), (Format::Nvfp4, Format::Fp8Tensor)]
+    {
+        for dense in [Format::Bf16, Format::Fp8] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (experts, dense, table) = (Some(experts), Some(dense), Some(table));
+            let options = ConvertOptions { experts, dense, table, ..ConvertOptions::default() };
+            let out = folder.path().join("out");
+            convert(&tiny, &out, &options, &mut |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
+            check(&out, Load::default(), &format!("{options:?}"));
+        }
+    }
+    check(&tiny, Load::Checkpoint { dense: DenseForm::Fp8 }, "--dense fp8");
 }
 
 fn schedules_leave_the_same_with_graphs_and_without() {

@@ -12,9 +12,10 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cudarc::nvrtc::sys::{self, nvrtcResult};
+use parking_lot::Mutex;
 
 use super::driver::not_found;
 use crate::digest::{Digest, Digester};
@@ -162,6 +163,27 @@ pub fn cached(source: &Source, architecture: &str, definitions: &[&Definition]) 
                 .map(|code| Code { from: Origin::Unkept(why.into()), ..code })
         }
     }
+}
+
+/// As [`cached`], of several sources on all threads of the machine: the code of each, in their order.
+pub fn cached_each(sources: &[(&'static Source, Vec<&Definition>)], architecture: &str) -> Vec<Result<Code>> {
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get()).min(sources.len());
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((source, definitions)) = sources.get(at) else { break };
+                    let code = cached(source, architecture, definitions);
+                    done.lock().push((at, code));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner();
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, code)| code).collect()
 }
 
 /// As [`cached`], with the cache in `folder`.

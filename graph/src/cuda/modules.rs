@@ -1,7 +1,6 @@
 //! The loaded kernels of one device: modules by source, functions by definition.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -53,18 +52,18 @@ impl Modules {
     /// passed over: the host alone runs them.
     pub(super) fn prepare(&self, context: &Arc<Context>, definitions: &[&'static Definition]) -> Result<()> {
         let mut loaded = self.loaded.lock();
-        for (source, siblings) in code::by_source(definitions) {
-            if siblings.iter().all(|definition| loaded.functions.contains_key(&name(definition))) {
-                continue;
-            }
-            let module = match loaded.modules.entry(code::identity(source)) {
-                Entry::Occupied(module) => module.into_mut(),
-                Entry::Vacant(place) => {
-                    let cubin = code::cached(source, &self.architecture, &siblings)?.cubin;
-                    let module = Module::load(context, &cubin);
-                    place.insert(module.map_err(|failure| refused(source, "load", failure))?)
-                }
-            };
+        let mut missing = code::by_source(definitions);
+        let known = |definition: &&Definition| loaded.functions.contains_key(&name(definition));
+        missing.retain(|(_, siblings)| !siblings.iter().all(known));
+        let mut compiled = missing.clone();
+        compiled.retain(|(source, _)| !loaded.modules.contains_key(&code::identity(source)));
+        for ((source, _), code) in compiled.iter().zip(code::cached_each(&compiled, &self.architecture)) {
+            let module = Module::load(context, &code?.cubin);
+            let module = module.map_err(|failure| refused(source, "load", failure))?;
+            loaded.modules.insert(code::identity(source), module);
+        }
+        for (source, siblings) in missing {
+            let module = &loaded.modules[&code::identity(source)];
             let functions = siblings.iter().map(|definition| {
                 let twin = twin(definition)?;
                 Ok((name(definition), function(module, definition, &twin)?))

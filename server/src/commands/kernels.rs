@@ -28,9 +28,9 @@ pub(crate) fn build(args: &BuildArgs) -> Result<(), Failure> {
     }
     let mut out = Output::stdout();
     for architecture in architectures {
-        for (source, definitions) in code::by_source(ALL) {
-            let code = code::cached(source, &architecture, &definitions)
-                .map_err(|error| Failure::Device(error.to_string()))?;
+        let sources = code::by_source(ALL);
+        for ((source, _), code) in sources.iter().zip(code::cached_each(&sources, &architecture)) {
+            let code = code.map_err(|error| Failure::Device(error.to_string()))?;
             if let Origin::Unkept(why) = &code.from {
                 note(format_args!("{} is compiled and not kept: {why}", source.name));
             }
