@@ -157,7 +157,7 @@ template <u32 FOURS> __device__ __forceinline__ void step_slot(const Args& a) {
     move<true>(state, stored(afresh(slot)), rows, a.v_width, columns);
 }
 
-extern "C" __global__ void __launch_bounds__(STEP_WARPS * 32, 8) delta_step(Args a) {
+extern "C" __global__ void __launch_bounds__(STEP_WARPS * 32, 6) delta_step(Args a) {
     if (a.k_width <= 128) step_slot<4>(a);
     else if (a.k_width <= 256) step_slot<2>(a);
     else follow();
