@@ -46,20 +46,21 @@ constexpr u32 WARPS = 8;
 constexpr u32 UP_THREADS = WARPS * 32;
 // Slices of an up projection at most; a half of a down projection is one.
 constexpr u32 UP_SLICES = 8;
-// Places that a block of experts_down works on at a time, a warp for each.
-constexpr u32 PLACES = 11;
-// Rows of a block of the shared expert of experts_up, and of one of experts_down.
-constexpr u32 UP_ROWS = 16;
-constexpr u32 DOWN_ROWS = 2;
-// Tiles of a block of experts_up at most, and of one of experts_down.
+// Tiles of a block of experts_up at most, and rows of one of the shared expert.
 constexpr u32 UP_TILES = 20;
-// Pairs from which on they are put in order.
-constexpr u32 SORTED = 40;
+constexpr u32 UP_ROWS = 16;
+// Tiles and rows of a block of experts_down at most, and its warps: one for each of so many places, the last for the
+// shared expert.
 constexpr u32 DOWN_TILES = 10;
-// Columns of x at most, and of a half of an inner width.
+constexpr u32 DOWN_ROWS = 2;
+constexpr u32 PLACES = 11;
+constexpr u32 DOWN_THREADS = PLACES * 32;
+static_assert(DOWN_TILES * DOWN_ROWS * TILE <= DOWN_THREADS);
+// Columns of x at most, and of a half of an inner width: what is wider is left unwritten.
 constexpr u32 UP_COLUMNS = 10240;
 constexpr u32 DOWN_COLUMNS = 512;
-constexpr u32 DOWN_THREADS = PLACES * 32;
+// Pairs of a row and a place from which on they are put in order.
+constexpr u32 SORTED = 40;
 // Gate and up rows of eight outputs share a tile.
 constexpr u32 PAIRS = TILE / 2;
 
@@ -91,9 +92,9 @@ template <class R, class S, u32 NT> __device__ __forceinline__ void up_shared(co
         });
 }
 
-// Number `place` of the pairs in the order of their experts, so that blocks that read the same expert run at the same time,
-// and all but one find it in L2. Where pairs are few they do so anyway, and where they are more than threads they are in
-// no order. Ids are below 2^24.
+// Number `place` of the pairs in the order of their experts, so that blocks that read the same expert run at the same
+// time, and all but one find it in L2. Where pairs are few they do so anyway, and where they are more than threads they
+// are in no order. Ids are below 2^24.
 __device__ __forceinline__ u32 by_expert(const u32* ids, u32 pairs, u32 place) {
     __shared__ alignas(16) u32 keys[UP_THREADS];
     __shared__ u32 found;
@@ -115,8 +116,7 @@ __device__ __forceinline__ u32 by_expert(const u32* ids, u32 pairs, u32 place) {
 }
 
 // Blocks of the shared expert come first: one for a tile and UP_ROWS rows. Those of the routed experts share out the
-// tiles of each place of a row, in runs: a warp goes through its slice of all of them, and meets the
-// others at the end.
+// tiles of each place of a row, in runs: a warp goes through its slice of a run, and meets the others at the end.
 template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) {
     const Sizes& n = a.sizes;
     const u32 shared_tiles = pair_tiles(n.shared_inner), shared = shared_tiles * ceil_div(n.rows, UP_ROWS);
@@ -127,13 +127,13 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
         return;
     }
     const u32 runs = (gridDim.x - shared) / (n.rows * n.k), tiles = pair_tiles(n.inner), lane = lane_id();
-    const u32 run = (blockIdx.x - shared) % runs;
+    const u32 place = (blockIdx.x - shared) / runs, run = (blockIdx.x - shared) % runs;
     const u32 first = run * tiles / runs, end = (run + 1) * tiles / runs;
     // The next launch may read the lists of chosen experts before it waits for this one: it starts when they are
     // complete.
     wait_for_previous();
     let_next_start();
-    const u32 place = (blockIdx.x - shared) / runs;
+    if (n.hidden > UP_COLUMNS) return;
     // Codes are few bytes, so that those of an expert that several rows chose may as well come again.
     const u32 pair = R::QUADS == 4 ? by_expert(a.ids, n.rows * n.k, place) : place, id = a.ids[pair];
     if (id >= n.experts) return;
@@ -175,15 +175,18 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
     }
 }
 
-// Where a block of experts_down has what it copies to shared memory, in quads: zeros; two rows of each warp of the routed
-// experts; the rows of the shared expert, which are a quad apart so that lanes meet every bank once; its weights.
+// Where a block of experts_down has what it keeps in shared memory, in quads: zeros; two rows of each warp of the
+// routed experts; the rows of the shared expert, which are a quad apart so that lanes meet every bank once; its weights;
+// the products.
 constexpr u32 DOWN_ROW = DOWN_COLUMNS / 8;
 constexpr u32 DOWN_SHARED_ROW = DOWN_ROW + 1;
-constexpr u32 DOWN_OWN = 2, DOWN_X = DOWN_OWN + (PLACES - 1) * 2 * DOWN_ROW, DOWN_W = DOWN_X + DOWN_ROWS * DOWN_SHARED_ROW;
+constexpr u32 DOWN_OWN = 2;
+constexpr u32 DOWN_X = DOWN_OWN + (PLACES - 1) * 2 * DOWN_ROW;
+constexpr u32 DOWN_W = DOWN_X + DOWN_ROWS * DOWN_SHARED_ROW;
 constexpr u32 DOWN_PRODUCTS = DOWN_W + DOWN_COLUMNS / UNIT * 128;
 
-// The products of `count` tiles of the shared expert's down projection with the rows of a block, over a half: by the last
-// warp.
+// The products of `count` tiles of the shared expert's down projection with the rows of a block, over a half: what the
+// last warp does.
 template <class S>
 __device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u32 count, u32 cut, u32 first, u32 rows,
                                             float (*products)[DOWN_ROWS][PLACES][TILE]) {
@@ -197,8 +200,9 @@ __device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u
     };
     copy(0);
     follow();
+    const bf16* const rows_at = a.s + (u64)first * n.shared_inner + cut * half;
     for (u32 r = 0; r < rows; ++r)
-        stage_row(pool + DOWN_X + r * DOWN_SHARED_ROW, a.s + (u64)(first + r) * n.shared_inner + cut * half, half, lane, 32);
+        stage_row(pool + DOWN_X + r * DOWN_SHARED_ROW, rows_at + (u64)r * n.shared_inner, half, lane, 32);
     copy_commit();
     const bool live = lane / 4 < rows;
     const Quad* const x = live ? pool + DOWN_X + lane / 4 * DOWN_SHARED_ROW + lane % 4 * 2 : pool;
@@ -220,7 +224,8 @@ __device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
             const u32 r = lane % 4 * 2 + c % 2;
-            if (r < rows) products[tile][r][PLACES - 1][lane / 4 + c / 2 * 8] = whole<S>(sums[c], c < 2 ? numbers.low : numbers.high);
+            const float product = whole<S>(sums[c], c < 2 ? numbers.low : numbers.high);
+            if (r < rows) products[tile][r][PLACES - 1][lane / 4 + c / 2 * 8] = product;
         }
     }
 }
@@ -236,6 +241,10 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
     const u32 run = blockIdx.x % runs, first_tile = run * tiles / runs, count = (run + 1) * tiles / runs - first_tile;
     const u32 cut = blockIdx.y, lane = lane_id();
     const u32 first = blockIdx.x / runs * DOWN_ROWS, rows = least(n.rows - first, DOWN_ROWS);
+    if (n.inner / CUTS > DOWN_COLUMNS || n.shared_inner / CUTS > DOWN_COLUMNS) {
+        follow();
+        return;
+    }
     Quad* const zeros = pool;
     if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
     __syncthreads();

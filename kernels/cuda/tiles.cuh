@@ -5,7 +5,8 @@
 // length, at most so many as the kernel says. A slice is summed unit by unit, a unit in four products of 16
 // columns: lane t owns columns 16t .. 16t + 15 and product j takes 16t + 4j .. 16t + 4j + 3. Where units have scales,
 // each unit is summed by itself and added to its slice with a fused multiply-add. The slices are then added in order,
-// and where rows have numbers, the sum is multiplied by its row's. Columns of x past the last are zero, and so are its rows past the last, which are never stored.
+// and where rows have numbers, the sum is multiplied by its row's. Columns of x past the last are zero, and so are its
+// rows past the last, which are never stored.
 //
 // Weights are the 16-wide side of a product, rows the 8-wide one. Two ways to walk give the same bits: narrow
 // (a warp per slice, few rows: decode rounds) and wide (many tiles by many rows: prompts).
@@ -77,8 +78,10 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&part)[
     }
 }
 
+// Adds product `j` of a unit.
 __device__ __forceinline__ void mma_columns(float (&sum)[4], const Quad& w, const Strip& x, u32 j) {
-    mma(sum, w.word[0], w.word[1], w.word[2], w.word[3], x.half[j / 2].word[j % 2 * 2], x.half[j / 2].word[j % 2 * 2 + 1]);
+    const Quad& half = x.half[j / 2];
+    mma(sum, w.word[0], w.word[1], w.word[2], w.word[3], half.word[j % 2 * 2], half.word[j % 2 * 2 + 1]);
 }
 
 __device__ __forceinline__ void mma_unit(float (&sum)[4], const Quad (&w)[4], const Strip& x) {

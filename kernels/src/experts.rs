@@ -626,3 +626,33 @@ fn activate<E: Element>(y: &[f32], a: &mut [E]) {
 fn add(weight: f32, y: &[f32], p: &mut [f32]) {
     p.iter_mut().zip(y).for_each(|(p, y)| *p += weight * y);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_hold_no_more_tiles_than_a_block_and_fill_waves() {
+        for tiles in [1, 2, 7, 80, 160] {
+            for lists in [1, 2, 3, 10, 160, 640] {
+                for others in [0, 80, 320] {
+                    for (most, at_once) in [(20, 396), (10, 264)] {
+                        let runs = runs(tiles, lists, others, most, at_once);
+                        let words = format!("{tiles} tiles, {lists} lists, {others} others: {runs} runs");
+                        assert!((1..=tiles).contains(&runs) && tiles.div_ceil(runs) <= most, "{words}");
+                        // As the kernels cut them: every tile once, none more than `most`.
+                        let ends: Vec<u32> = (0..=runs).map(|run| run * tiles / runs).collect();
+                        assert!(
+                            ends.windows(2).all(|ends| ends[1] > ends[0] && ends[1] - ends[0] <= most),
+                            "{words}"
+                        );
+                        assert_eq!((ends[0], ends[runs as usize]), (0, tiles), "{words}");
+                        // One run more of each list would take another wave, or there are no more tiles.
+                        let waves = |runs: u32| (others + lists * runs).div_ceil(at_once);
+                        assert!(runs == tiles || waves(runs + 1) > waves(runs), "{words}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -92,8 +92,7 @@ impl WeightPlan {
                 },
                 Fill::Elements(_) => fill(&mut emission, self.form.element, to, bytes, seed, made.scale)?,
                 Fill::Matrices { matrix, count, .. } => {
-                    let WeightForm { element, order, .. } = self.form;
-                    matrices(&mut emission, element, order, matrix, *count, to, seed, made)?
+                    matrices(&mut emission, self.form, matrix, *count, to, seed, made)?
                 }
             }
         }
@@ -113,11 +112,9 @@ impl WeightPlan {
 }
 
 /// Adds launches that make `count` matrices at `to`, part by part.
-#[allow(clippy::too_many_arguments)]
 fn matrices(
     emission: &mut Emission,
-    element: ElementType,
-    order: Order,
+    WeightForm { element, order, .. }: WeightForm,
     matrix: &Matrix,
     count: usize,
     to: Ptr<u8>,
