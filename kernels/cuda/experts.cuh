@@ -56,7 +56,7 @@ constexpr u32 DOWN_ROWS = 2;
 constexpr u32 PLACES = 11;
 constexpr u32 DOWN_THREADS = PLACES * 32;
 static_assert(DOWN_TILES * DOWN_ROWS * TILE <= DOWN_THREADS);
-// Columns of x at most, and of a half of an inner width: what is wider is left unwritten.
+// Columns of x at most, and of a half of an inner width: past them a and p are left unwritten.
 constexpr u32 UP_COLUMNS = 10240;
 constexpr u32 DOWN_COLUMNS = 512;
 // Pairs of a row and a place from which on they are put in order.

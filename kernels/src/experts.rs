@@ -403,7 +403,8 @@ impl<E: Element, F: WeightFormat, S: WeightFormat, const PROMPT: bool> Kernel fo
             return Grid::line((tiles.max(shared) as usize).div_ceil(PART_TILES) * args.sizes.work_groups());
         }
         let shared = shared * rows.div_ceil(UP_ROWS);
-        let at_once = MULTIPROCESSORS * if F::FORMAT == Format::Plain { 4 } else { 3 };
+        let at_once =
+            MULTIPROCESSORS * if F::FORMAT == Format::Plain && S::FORMAT == Format::Plain { 4 } else { 3 };
         Grid::line((shared + rows * k * runs(tiles, rows * k, shared, UP_TILES, at_once)) as usize)
     }
 

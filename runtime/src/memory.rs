@@ -100,7 +100,7 @@ impl MemoryPlan {
             Part { label, bytes, place, time, detail, setting }
         };
         let always = |part| Part { time: Time::Always, ..part };
-        let (staging, way) = (opened.staging_bytes(), "a matrix at a time, only while weights are read");
+        let (staging, way) = (opened.staging_bytes(), "a batch at a time, only while weights are read");
         let (ring, turns) = match load {
             Load::Checkpoint { .. } => {
                 (weights.ring_bytes(), "pinned, two in turn, only while weights are read")

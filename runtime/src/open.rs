@@ -209,8 +209,8 @@ impl Opened {
         let Opened { checkpoint, tokenizer, chat, weights, load, full_layers } = self;
         let element = weights.form().element;
         let loaded = match load {
-            Load::Checkpoint { dense } => {
-                if dense == DenseForm::Fp8 {
+            Load::Checkpoint { .. } => {
+                if weights.quantises() {
                     progress(Progress::Quantising);
                 }
                 weights.load(&checkpoint, device, &mut |done, total| {

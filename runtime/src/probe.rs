@@ -153,6 +153,8 @@ pub struct Probe {
     lanes: Lanes,
     tokenizer: Tokenizer,
     longest: usize,
+    /// Rows of a piece at most.
+    rows: usize,
 }
 
 impl Probe {
@@ -192,7 +194,7 @@ impl Probe {
         let pool = PagePool::new(device, &layout, layout.pages_per_lane)?;
         let lanes = Lanes::new(device, 0, Arc::new(layout), 1, pool)?;
         let runner = Runner::new(device, model, weights, limits)?;
-        Ok(Probe { runner, lanes, tokenizer, longest })
+        Ok(Probe { runner, lanes, tokenizer, longest, rows })
     }
 
     /// What turns text into ids.
@@ -203,10 +205,14 @@ impl Probe {
     /// Computes the logits of a request, from an empty lane on.
     ///
     /// # Errors
-    /// Ids past the vocabulary, or more than the probe takes; pieces that do not fit the ids; the device failed.
+    /// Ids past the vocabulary, or more than the probe takes; pieces that do not fit the ids, or are longer than 512
+    /// rows; the device failed.
     pub fn logits(&mut self, request: &LogitsRequest) -> Result<Logits, Error> {
         let plan = Plan::new(request, self.runner.model.config.vocab_size, self.longest)?;
-        self.run(request, plan)
+        match plan.pieces.iter().find(|piece| **piece > self.rows) {
+            Some(piece) => Err(Error::Setting(format!("a piece of {piece} rows is more than {}", self.rows))),
+            None => self.run(request, plan),
+        }
     }
 
     fn run(&mut self, request: &LogitsRequest, plan: Plan) -> Result<Logits, Error> {

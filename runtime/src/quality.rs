@@ -78,7 +78,8 @@ pub fn compare(stored: &[Logits], quantised: &[Logits]) -> Quality {
         let kl = divergence(a, b);
         quality.positions += 1;
         quality.mean_kl += kl;
-        quality.most_kl = quality.most_kl.max(kl);
+        // A distance that is no number is the largest there is, and is told.
+        quality.most_kl = if kl > quality.most_kl || kl.is_nan() { kl } else { quality.most_kl };
         quality.agreeing += usize::from(likeliest(a) == likeliest(b));
     }
     quality.mean_kl /= quality.positions.max(1) as f64;
@@ -96,7 +97,8 @@ fn divergence(a: &[f32], b: &[f32]) -> f64 {
         let (a, b) = (f64::from(*a) - of_a, f64::from(*b) - of_b);
         a.exp() * (a - b)
     };
-    a.iter().zip(b).map(part).sum::<f64>().max(0.0)
+    let sum = a.iter().zip(b).map(part).sum::<f64>();
+    if sum < 0.0 { 0.0 } else { sum }
 }
 
 /// The first of the largest.
@@ -118,6 +120,13 @@ mod tests {
         let b = logits(&[11.0, 12.0, 13.0, -1.0, 0.0, 0.5]);
         assert_eq!(compare(&a, &a), Quality { positions: 2, mean_kl: 0.0, most_kl: 0.0, agreeing: 2 });
         assert!(compare(&a, &b).most_kl < 1e-12);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_are_no_small_distance() {
+        let (a, b) = (logits(&[1.0, 2.0, 3.0, 0.0, 0.0, 1.0]), logits(&[1.0, f32::NAN, 3.0, 0.0, 0.0, 1.0]));
+        let quality = compare(&a, &b);
+        assert!(quality.mean_kl.is_nan() && quality.most_kl.is_nan(), "{quality}");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Checkpoint to device memory: which tensors make up each weight, and where each weight lies.
 //!
 //! A device weight is a run of checkpoint tensors one after another (projections that read the same input
-//! are stacked), converted to the model's element type, and matrices put into the order that the device's
-//! kernels read. The layout is made first, so that the memory plan is known before any weight is read; every
-//! byte is then read once. The n-gram tables may live elsewhere than the other weights.
+//! are stacked), as elements of the model's type or as codes and scales, and matrices put into the order that the
+//! device's kernels read. The layout is made first, so that the memory plan is known before any weight is read. The
+//! n-gram tables may live elsewhere than the other weights.
 
 mod load;
 mod made;
@@ -23,6 +23,7 @@ use load::Pace;
 pub(crate) use made::Made;
 pub use made::fill;
 use read::format_of;
+pub(crate) use read::{global, known_scales};
 pub use stored::StoredAs;
 pub use table::TablePlace;
 use table::TablePlan;
@@ -300,6 +301,16 @@ impl WeightPlan {
         StoredAs::of(&self.weights)
     }
 
+    /// Whether matrices are quantised while they are loaded.
+    pub fn quantises(&self) -> bool {
+        self.sources.iter().any(|source| match &source.fill {
+            Fill::Matrices { specs, matrix, .. } => {
+                matrix.format != Format::Plain && format_of(&specs[0]) == Format::Plain
+            }
+            _ => false,
+        })
+    }
+
     /// Size of all weights but the n-gram tables, in bytes.
     pub fn bytes(&self) -> usize {
         let inside = self.tables.iter().filter_map(|table| table.span);
@@ -322,8 +333,9 @@ fn fits(sources: &[Source], order: Order) -> Result<(), Error> {
     for source in sources {
         let Fill::Matrices { specs, matrix, .. } = &source.fill else { continue };
         matrix.check(order).map_err(|problem| {
+            let host = if order == Order::Tiles { "--device host, or " } else { "" };
             Error::Setting(format!(
-                "{}, stored as {}: {problem}; use --device host, or a checkpoint that stores it in bf16",
+                "{} as {}: {problem}; use {host}another format for it (in bf16 all sizes go)",
                 specs[0].name,
                 matrix.format.name()
             ))
@@ -552,7 +564,7 @@ impl Builder<'_> {
             scales,
             global: match self.checkpoint.is_empty() {
                 true => Made::of(table).unit(format_of(table)),
-                false => read::global(self.checkpoint, table)?,
+                false => global(self.checkpoint, table)?,
             },
             table_rows: ple.shards.len() * ple.shard_rows,
             shard_rows: ple.shard_rows,

@@ -1,5 +1,5 @@
-//! How loading and converting are shown: a bar on a terminal; anywhere else a line at the start, one every ten seconds, and one at the
-//! end.
+//! How loading and converting are shown: a bar on a terminal; anywhere else a line at the start, one every ten seconds,
+//! and one at the end.
 
 use std::time::{Duration, Instant};
 

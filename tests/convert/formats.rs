@@ -1,14 +1,17 @@
 //! Every combination of formats: what is asked for is what is stored, and its numbers are what the quantisers make.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use half::bf16;
 use kernels::quant::{fp8, nvfp4};
+use runtime::checkpoint::Checkpoint;
 use runtime::checkpoint::layout::{Format, Formats, Matrix, Spec};
 use runtime::convert::ConvertOptions;
 
 use crate::numbers::Numbers;
-use crate::{Converted, MATRICES, TABLES, oracle, tiny, to};
+use crate::{Converted, MATRICES, TABLES, fails, oracle, tiny, to};
 
 /// What matrices become that share one number, if the format has one.
 fn quantised(format: Format, matrices: &[(Vec<f32>, usize)]) -> Vec<Vec<f32>> {
@@ -217,4 +220,17 @@ fn codes_of_another_exporter_are_renamed() {
         }
     }
     assert_eq!(new.0.layout.idle.len(), 13);
+
+    // What the loader would refuse is not written anew.
+    let expert = "model.language_model.layers.1.mlp.experts.3.up_proj";
+    for (last, damage) in [("weight_global_scale", &[0; 4][..]), ("weight_scale", &[0x7f])] {
+        let name = format!("{expert}.{last}");
+        let checkpoint = Checkpoint::open(home.path()).expect("it opens");
+        let (entry, mut old) = (checkpoint.entry(&name).expect("it is there").clone(), vec![0; damage.len()]);
+        let file = OpenOptions::new().read(true).write(true).open(checkpoint.path(&entry)).expect("a file");
+        file.read_exact_at(&mut old, entry.range.start).expect("it is read");
+        file.write_all_at(damage, entry.range.start).expect("the damage is done");
+        fails(home.path(), &options, &mut |_, _| {}, &[&name]);
+        file.write_all_at(&old, entry.range.start).expect("it is mended");
+    }
 }

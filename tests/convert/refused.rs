@@ -9,7 +9,7 @@ use runtime::checkpoint::layout::Format;
 use runtime::convert::{ConvertOptions, convert};
 use tempfile::TempDir;
 
-use crate::{fails, oracle, to};
+use crate::{Converted, fails, oracle, to};
 
 fn nvfp4() -> ConvertOptions {
     to(Format::Nvfp4, Format::Fp8, Format::Nvfp4)
@@ -96,6 +96,28 @@ fn a_source_that_ends_on_the_way() {
         };
         fails(source.path(), &nvfp4(), &mut cut, &["could not read", "tensor "]);
     }
+}
+
+/// A source may hold what another conversion left, under the very names that are being written.
+#[test]
+fn what_another_conversion_left_is_not_copied() {
+    let source = copy("base_bf16");
+    let read = |dir: &Path| fs::read(dir.join("model.safetensors")).expect("weights");
+    let options = ConvertOptions { table: Some(Format::Fp8Tensor), ..ConvertOptions::default() };
+    let clean = Converted::new(source.path(), &options);
+    let mut left = read(&clean.path());
+    let length = left.len();
+    left[length - 100_000..].fill(0);
+    fs::write(source.path().join("model.safetensors.partial"), left).expect("a file");
+    let again = Converted::new(source.path(), &options);
+    assert!(read(&again.path()) == read(&clean.path()), "the weights are another's");
+    assert!(!again.path().join("model.safetensors.partial").exists());
+}
+
+#[test]
+fn too_many_files_are_refused() {
+    let options = ConvertOptions { file_bytes: 1, ..nvfp4() };
+    fails(&oracle("base_bf16"), &options, &mut |_, _| {}, &["--file-size 1", "512", "raise it"]);
 }
 
 /// While files are being written the folder is no model.

@@ -115,7 +115,7 @@ fn weights_on_their_way_into_tiles_are_planned() {
         (opened.staging_bytes(), plan)
     };
     let form = |place: Place| place.form(ElementType::Bf16, TablePlace::Device);
-    let words = "a matrix at a time, only while weights are read";
+    let words = "a batch at a time, only while weights are read";
     let (bytes, text) = plan(form(Place::Cuda(0)), Load::default());
     assert!(bytes > 0 && text.contains(words) && text.contains("read buffers"), "{text}");
     let dummy = Load::Dummy { layers: None, seed: 1, stored: Wanted::default() };

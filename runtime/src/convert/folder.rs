@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{ConvertError, Error};
 
+/// What is added to the name of a weight file until it is whole.
+pub(super) const UNFINISHED: &str = ".partial";
 /// What a model's folder holds that is written anew, or not at all.
 const OURS: [&str; 2] = ["config.json", "hf_quant_config.json"];
 /// How the names of weights end, and of what says where weights are.
@@ -28,7 +30,7 @@ impl Folder {
         if inside().map_err(|error| io("find", out, error))? {
             return Err(ConvertError::Inside { out: out.into(), model: model.into() }.into());
         }
-        let made = !out.exists();
+        let made = fs::symlink_metadata(out).is_err();
         if made {
             fs::create_dir_all(out).map_err(|error| io("make", out, error))?;
         } else if !out.is_dir() {
@@ -63,7 +65,11 @@ impl Folder {
             let from = item.map_err(|error| io("list", model, error))?.path();
             let Some(name) = from.file_name().and_then(|name| name.to_str()) else { continue };
             let weights = WEIGHTS.iter().any(|end| name.ends_with(end));
-            if !from.is_file() || weights || OURS.contains(&name) {
+            // What another conversion did not finish has the names that ours have until they are whole.
+            if weights || name.ends_with(UNFINISHED) || OURS.contains(&name) {
+                continue;
+            }
+            if !fs::metadata(&from).map_err(|error| io("copy", &from, error))?.is_file() {
                 continue;
             }
             let to = self.file(name);

@@ -9,7 +9,7 @@ use kernels::weight::{BLOCK, GROUP};
 use crate::checkpoint::layout::{Layout, Spec, Stored, TokenMixer};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, LoadError};
-use crate::weights::Made;
+use crate::weights::{self, Made};
 
 /// Where tensors come from.
 pub(super) enum Origin {
@@ -149,11 +149,8 @@ impl Origin {
 
     /// What all numbers of an nvfp4 tensor are multiplied by.
     pub(super) fn global(&self, spec: &Spec) -> Result<f32, Error> {
-        let Stored::Nvfp4 { global, reciprocal, .. } = &spec.stored else {
-            panic!("{} is not stored as nvfp4", spec.name);
-        };
-        let value = self.floats(global, 0, 1)?[0];
-        Ok(if *reciprocal { 1.0 / value } else { value })
+        // Made tensors are plain.
+        weights::global(self.checkpoint(), spec)
     }
 
     /// Numbers of a tensor that is stored in plain floats.

@@ -109,7 +109,8 @@ pub(super) fn plan<'a>(origin: &'a Origin, options: &ConvertOptions) -> Result<P
     };
     let target = Layout::wanted(config, wanted);
     let pairs = pairs(origin, source, &target, options);
-    for new in pairs.values().flat_map(Pair::after) {
+    let in_order = source.specs().into_iter().filter_map(|spec| pairs.get(spec.name.as_str()));
+    for new in in_order.flat_map(Pair::after) {
         let columns = *new.shape.last().expect("a weight has columns");
         if matches!(new.stored, Stored::Nvfp4 { .. }) && !columns.is_multiple_of(GROUP) {
             let tensor = new.name.clone();

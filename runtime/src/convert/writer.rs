@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::folder::{Folder, io};
+use super::folder::{Folder, UNFINISHED, io};
 use super::plan::Tensor;
 use crate::error::Error;
 
@@ -21,8 +21,8 @@ use crate::error::Error;
 const SINGLE: &str = "model.safetensors";
 /// The name of the index of several files.
 const INDEX: &str = "model.safetensors.index.json";
-/// What is added to a name until its file is whole.
-const UNFINISHED: &str = ".partial";
+/// Files at most, all of which are open while they are written.
+const MOST_FILES: usize = 512;
 
 /// Files that are being written.
 pub(super) struct Writer {
@@ -45,6 +45,11 @@ impl Writer {
     pub(super) fn new(folder: &mut Folder, tensors: &[Tensor], file_bytes: u64) -> Result<Writer, Error> {
         let groups = grouped(tensors, file_bytes);
         let count = groups.len();
+        if count > MOST_FILES {
+            return Err(Error::Setting(format!(
+                "--file-size {file_bytes} makes {count} weight files, more than {MOST_FILES}; raise it"
+            )));
+        }
         let name = |number: usize| match count {
             1 => SINGLE.to_owned(),
             _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),

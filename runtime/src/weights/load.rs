@@ -1,4 +1,5 @@
-//! The loading of weights: every byte is read once, on all threads, batch by batch.
+//! The loading of weights: every byte is read once, on all threads, batch by batch (what is quantised on the way, by whole
+//! blocks, which two batches may share).
 //!
 //! Memory that the host reaches (a host device's, and n-gram tables in pinned memory) is read into in its place.
 //! What goes elsewhere passes a ring of two buffers, and is brought to its place while the next batch is read:

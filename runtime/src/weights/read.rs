@@ -34,7 +34,7 @@ pub(super) fn bytes(checkpoint: &Checkpoint, spec: &Spec) -> u64 {
 }
 
 /// What all numbers of a quantised tensor are multiplied by.
-pub(super) fn global(checkpoint: &Checkpoint, spec: &Spec) -> Result<f32, Error> {
+pub(crate) fn global(checkpoint: &Checkpoint, spec: &Spec) -> Result<f32, Error> {
     match &spec.stored {
         Stored::Fp8Tensor { scale } => single(checkpoint, scale),
         Stored::Nvfp4 { global, reciprocal, .. } => {
@@ -295,7 +295,7 @@ fn known_codes(spec: &Spec, from: usize, codes: &[u8]) -> Result<(), Error> {
 }
 
 /// That scales of nvfp4 from number `from` on are numbers and not negative.
-fn known_scales(spec: &Spec, from: usize, scales: &[u8]) -> Result<(), Error> {
+pub(crate) fn known_scales(spec: &Spec, from: usize, scales: &[u8]) -> Result<(), Error> {
     if !scales.iter().fold(false, |bad, scale| bad | (*scale >= 0x7f)) {
         return Ok(());
     }

@@ -49,9 +49,9 @@ pub(crate) struct RunArgs {
     #[arg(long, env = "ROUNDHOUSE_TABLE_FORMAT", value_enum, value_name = "FORMAT")]
     pub(crate) table_format: Option<Stored>,
 
-    /// Projections outside the routed experts, and the head: as they are stored, or, where they are stored in plain
-    /// floats, quantised to fp8 in blocks of 128 x 128 while they are loaded. That reads fewer bytes a token, and
-    /// changes what the model says; `check --dense fp8` measures by how much.
+    /// Projections around token mixers and in the indexer, shared experts, and the head: as they are stored, or, where
+    /// they are stored in plain floats, quantised to fp8 in blocks of 128 x 128 while they are loaded. That reads fewer
+    /// bytes a token, and changes what the model says; `check --dense fp8` measures by how much.
     #[arg(long, env = "ROUNDHOUSE_DENSE", value_enum, default_value = "stored")]
     pub(crate) dense: Dense,
 
