@@ -112,7 +112,10 @@ impl Stand {
         self.engine.set_graphs(false);
         let eager = play(&mut self.engine, schedule);
         self.engine.set_graphs(true);
-        Ok([graph, eager?])
+        let eager = eager?;
+        // Of two sides with graphs the receipt would say nothing.
+        assert_eq!(eager.rounds.captured + eager.rounds.replayed, 0, "graphs are off: {}", eager.rounds);
+        Ok([graph, eager])
     }
 
     fn run_run(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {

@@ -33,6 +33,8 @@ fn receipts_hold_in_every_format() {
                 false => receipts::graph_equals_eager(&converted.path(), &options).map(|one| vec![one]),
             };
             let receipts = receipts.unwrap_or_else(|error| panic!("{error}"));
+            let [graph, eager] = &receipts[0].rounds;
+            assert!(graph.replayed > 0 && eager.replayed + eager.captured == 0, "{}", receipts[0]);
             for receipt in receipts {
                 assert!(receipt.passed && receipt.ids > 0, "experts {experts}, table {table}: {receipt}");
             }

@@ -223,14 +223,19 @@ fn codes_of_another_exporter_are_renamed() {
 
     // What the loader would refuse is not written anew.
     let expert = "model.language_model.layers.1.mlp.experts.3.up_proj";
-    for (last, damage) in [("weight_global_scale", &[0; 4][..]), ("weight_scale", &[0x7f])] {
+    for (last, damage) in
+        [("weight_global_scale", &[0; 4][..]), ("weight_scale", &[0x7f]), ("weight_scale", &[0x90])]
+    {
         let name = format!("{expert}.{last}");
         let checkpoint = Checkpoint::open(home.path()).expect("it opens");
         let (entry, mut old) = (checkpoint.entry(&name).expect("it is there").clone(), vec![0; damage.len()]);
         let file = OpenOptions::new().read(true).write(true).open(checkpoint.path(&entry)).expect("a file");
         file.read_exact_at(&mut old, entry.range.start).expect("it is read");
         file.write_all_at(damage, entry.range.start).expect("the damage is done");
-        fails(home.path(), &options, &mut |_, _| {}, &[&name]);
+        for experts in [Format::Nvfp4, Format::Fp8, Format::Bf16] {
+            let options = ConvertOptions { experts: Some(experts), ..options };
+            fails(home.path(), &options, &mut |_, _| {}, &[&name]);
+        }
         file.write_all_at(&old, entry.range.start).expect("it is mended");
     }
 }

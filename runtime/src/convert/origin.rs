@@ -126,18 +126,19 @@ impl Origin {
             Stored::Plain => self.floats(spec, from, numbers)?,
             Stored::Fp8Block { scale } => {
                 let blocks = columns.div_ceil(BLOCK);
-                let scales = self.floats(scale, first / BLOCK * blocks, count.div_ceil(BLOCK) * blocks)?;
+                let (from, count) = (first / BLOCK * blocks, count.div_ceil(BLOCK) * blocks);
+                let scales = weights::floats(self.checkpoint(), scale, from, count)?;
                 let codes = self.bytes(&spec.name, from, numbers)?;
                 fp8::dequantise(&fp8::Blocks { codes, scales }, columns)
             }
             Stored::Fp8Tensor { scale } => {
-                let scale = self.floats(scale, 0, 1)?[0];
+                let scale = weights::floats(self.checkpoint(), scale, 0, 1)?[0];
                 let codes = self.bytes(&spec.name, from, numbers)?;
                 codes.into_iter().map(|code| fp8::decode(code) * scale).collect()
             }
-            Stored::Nvfp4 { scales, .. } => nvfp4::dequantise(&nvfp4::Groups {
+            Stored::Nvfp4 { .. } => nvfp4::dequantise(&nvfp4::Groups {
                 codes: self.bytes(&spec.name, from / 2, numbers / 2)?,
-                scales: self.bytes(&scales.name, from / GROUP, numbers / GROUP)?,
+                scales: self.scales(spec, from, numbers)?,
                 global: self.global(spec)?,
             }),
         };
@@ -145,6 +146,19 @@ impl Origin {
             None => Ok(values),
             Some(at) => Err(bad(spec, from + at, format!("{} cannot be converted", values[at]))),
         }
+    }
+
+    /// The scales of so many numbers of an nvfp4 tensor.
+    ///
+    /// # Errors
+    /// They cannot be read, or one of them is none that a quantiser makes: which tensor has it, and where.
+    pub(super) fn scales(&self, spec: &Spec, from: usize, numbers: usize) -> Result<Vec<u8>, Error> {
+        let Stored::Nvfp4 { scales: spec, .. } = &spec.stored else {
+            panic!("{} is not stored as nvfp4", spec.name);
+        };
+        let scales = self.bytes(&spec.name, from / GROUP, numbers / GROUP)?;
+        weights::known_scales(spec, from / GROUP, &scales)?;
+        Ok(scales)
     }
 
     /// What all numbers of an nvfp4 tensor are multiplied by.

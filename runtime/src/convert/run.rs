@@ -18,7 +18,6 @@ use super::writer::Writer;
 use crate::checkpoint::Dtype;
 use crate::checkpoint::layout::{Format, Stored};
 use crate::error::Error;
-use crate::weights::known_scales;
 
 /// Numbers of a task, about: those of a few experts.
 const TASK: usize = 4 << 20;
@@ -212,11 +211,9 @@ impl Worker<'_> {
         let &Part { unit, matrix, first, .. } = part;
         let (rows, columns) = (part.rows(), matrix.columns);
         let (at, numbers) = (matrix.first + first * columns, rows.numbers());
-        if let (Stored::Nvfp4 { scales, .. }, true) = (&rows.spec.stored, is_renamed(unit)) {
+        if is_renamed(unit) {
             let codes = self.origin.bytes(&rows.spec.name, at / 2, numbers / 2)?;
-            let spec = scales;
-            let scales = self.origin.bytes(&spec.name, at / GROUP, numbers / GROUP)?;
-            known_scales(spec, at / GROUP, &scales)?;
+            let scales = self.origin.scales(rows.spec, at, numbers)?;
             self.writer.write(matrix.to, at / 2, &codes)?;
             self.scales(matrix, at / GROUP, &scales)?;
             return Ok(Tally::default());

@@ -67,6 +67,7 @@ impl WeightPlan {
         let ran = loading.stream.synchronize();
         read?;
         ran?;
+        (loading.progress)(loading.done, loading.total);
         Ok(self.loaded(memory.arena, memory.tables))
     }
 
@@ -242,7 +243,8 @@ impl<'a> Loading<'a> {
 
     fn tell(&mut self, read: u64) {
         self.done += read;
-        (self.progress)(self.done, self.total);
+        // The last byte is told when all are in their place.
+        (self.progress)(self.done.min(self.total.saturating_sub(1)), self.total);
     }
 }
 

@@ -269,7 +269,12 @@ fn values(checkpoint: &Checkpoint, spec: &Spec, from: usize, count: usize) -> Re
 }
 
 /// Values of a tensor of scales, which are finite and not negative.
-fn floats(checkpoint: &Checkpoint, spec: &Spec, from: usize, count: usize) -> Result<Vec<f32>, Error> {
+pub(crate) fn floats(
+    checkpoint: &Checkpoint,
+    spec: &Spec,
+    from: usize,
+    count: usize,
+) -> Result<Vec<f32>, Error> {
     let values = values(checkpoint, spec, from, count)?;
     match values.iter().position(|value| !value.is_finite() || *value < 0.0) {
         None => Ok(values),

@@ -25,7 +25,8 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) table: Option<Stored>,
 
-    /// How projections outside the routed experts, and the head, are stored; as they are, if not given.
+    /// How projections around token mixers and in the indexer, shared experts, and the head are stored; as they are, if
+    /// not given.
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) dense: Option<Projections>,
 
