@@ -51,7 +51,7 @@ template <u32 FOURS> __device__ __forceinline__ float column_sum(float value) {
 }
 
 // Reads or writes `rows` rows of the lane's values of the state, as far as they have `columns`; `stored` is the
-// first.
+// first. The next round comes back for them, past all other states and weights: they are the first to leave L2.
 template <bool WRITE>
 __device__ __forceinline__ void move(float (&state)[ROWS][4], float* stored, u32 rows, u32 v_width, u32 columns) {
     const bool four = columns == 4 && v_width % 4 == 0 && aligned16(stored);
@@ -60,9 +60,9 @@ __device__ __forceinline__ void move(float (&state)[ROWS][4], float* stored, u32
         if (i >= rows) continue;
         float* const at = stored + (u64)i * v_width;
         if (!four) continue;
-        if (WRITE) *(Four*)at = Four{state[i][0], state[i][1], state[i][2], state[i][3]};
+        if (WRITE) __stcs((float4*)at, make_float4(state[i][0], state[i][1], state[i][2], state[i][3]));
         else {
-            const float4 held = __ldcg((const float4*)at);
+            const float4 held = __ldcs((const float4*)at);
             state[i][0] = held.x, state[i][1] = held.y, state[i][2] = held.z, state[i][3] = held.w;
         }
     }

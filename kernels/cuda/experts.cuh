@@ -2,6 +2,7 @@
 // experts and S of the shared one. A row with an id past the experts is left unwritten (by experts_up: the places with
 // such an id).
 #pragma once
+#include "items.cuh"
 #include "tiles.cuh"
 
 struct Sizes {
@@ -46,9 +47,11 @@ constexpr u32 WARPS = 8;
 constexpr u32 UP_THREADS = WARPS * 32;
 // Slices of an up projection at most; a half of a down projection is one.
 constexpr u32 UP_SLICES = 8;
-// Tiles of a block of experts_up at most, and rows of one of the shared expert.
-constexpr u32 UP_TILES = 20;
+// Tiles whose sums a block of experts_up keeps at most, and rows of one of the shared expert.
+constexpr u32 UP_TILES = 8;
 constexpr u32 UP_ROWS = 16;
+// How many tiles take about as long as one of the shared expert.
+template <class F> constexpr u32 SHARED_TILES = F::QUADS == 1 ? 3 : 2;
 // Tiles and rows of a block of experts_down at most, and its warps: one for each of so many places, the last for the
 // shared expert.
 constexpr u32 DOWN_TILES = 10;
@@ -56,13 +59,13 @@ constexpr u32 DOWN_ROWS = 2;
 constexpr u32 PLACES = 11;
 constexpr u32 DOWN_THREADS = PLACES * 32;
 static_assert(DOWN_TILES * DOWN_ROWS * TILE <= DOWN_THREADS);
-// Columns of x at most, and of a half of an inner width: past them a and p are left unwritten.
+// Columns of x at most, of which so many fit a block's memory, and of a half of an inner width: past them a and p are
+// left unwritten.
 constexpr u32 UP_COLUMNS = 10240;
 constexpr u32 DOWN_COLUMNS = 512;
-// Pairs of a row and a place from which on they are put in order.
-constexpr u32 SORTED = 40;
 // Gate and up rows of eight outputs share a tile.
 constexpr u32 PAIRS = TILE / 2;
+static_assert(UP_TILES * PAIRS * GROUP == UP_THREADS);
 
 __device__ __forceinline__ bf16 activation(float gate, float up) { return narrow(mul(silu(r16(gate)), r16(up))); }
 __device__ __forceinline__ u32 pair_tiles(u32 inner) { return ceil_div(inner, PAIRS); }
@@ -92,86 +95,118 @@ template <class R, class S, u32 NT> __device__ __forceinline__ void up_shared(co
         });
 }
 
-// Number `place` of the pairs in the order of their experts, so that blocks that read the same expert run at the same
-// time, and all but one find it in L2. Where pairs are few they do so anyway, and where they are more than threads they
-// are in no order. Ids are below 2^24.
-__device__ __forceinline__ u32 by_expert(const u32* ids, u32 pairs, u32 place) {
-    __shared__ alignas(16) u32 keys[UP_THREADS];
-    __shared__ u32 found;
-    if (pairs < SORTED || pairs > UP_THREADS) return place;
-    const u32 mine = threadIdx.x < pairs ? ids[threadIdx.x] << 8 | threadIdx.x : 0xffffffffu;
-    keys[threadIdx.x] = mine;
-    __syncthreads();
-    if (threadIdx.x < pairs) {
-        u32 before = 0;
-        for (u32 i = 0; i < ceil_div(pairs, 4); ++i) {
-            const Quad four = ((const Quad*)keys)[i];
-#pragma unroll
-            for (u32 w = 0; w < 4; ++w) before += four.word[w] < mine;
-        }
-        if (before == place) found = threadIdx.x;
-    }
-    __syncthreads();
-    return found;
-}
+// Which tiles of all items a block works on: `all` of them are shared out evenly, but for the first blocks, which have
+// a tile of the shared expert each, and take as many less of the others as that takes time.
+struct Span {
+    u32 at, end;
 
-// Blocks of the shared expert come first: one for a tile and UP_ROWS rows. Those of the routed experts share out the
-// tiles of each place of a row, in runs: a warp goes through its slice of a run, and meets the others at the end.
+    __device__ __forceinline__ Span(u32 all, u32 shared, u32 weight) {
+        const u32 each = (all + shared * weight) / gridDim.x, light = each > weight ? each - weight : 0;
+        if (blockIdx.x < shared) {
+            at = blockIdx.x * light, end = at + light;
+            return;
+        }
+        const u32 blocks = gridDim.x - shared, place = blockIdx.x - shared, rest = all - shared * light;
+        const u32 some = rest / blocks, more = rest % blocks;
+        at = shared * light + place * some + least(place, more);
+        end = at + some + (place < more);
+    }
+};
+
+// A block has a tile of the shared expert, if it is one of the first, and a run of the tiles of all items. A warp goes
+// through its slice of a tile; all meet when as many sums are there as threads can add up, and where an item ends.
 template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) {
     const Sizes& n = a.sizes;
     const u32 shared_tiles = pair_tiles(n.shared_inner), shared = shared_tiles * ceil_div(n.rows, UP_ROWS);
+    const u32 tiles = pair_tiles(n.inner), pairs = n.rows * n.k;
+    const Slices slices(n.hidden, UP_SLICES);
+    Items items(a.ids, pairs, least(GROUP, UP_COLUMNS / (slices.units * UNIT)));
+    Span span(pairs * tiles, shared, SHARED_TILES<R>);
+    u32 item = span.at / tiles, tile = span.at % tiles;
+    // The next launch may read the lists of chosen experts before it waits for this one: it starts when they are
+    // complete.
     if (blockIdx.x < shared) {
         const u32 tile = blockIdx.x % shared_tiles, first = blockIdx.x / shared_tiles * UP_ROWS;
         if (n.rows - first <= 8) up_shared<R, S, 1>(a, tile, first);
         else up_shared<R, S, 2>(a, tile, first);
-        return;
+        __syncthreads();
+    } else {
+        wait_for_previous();
+        let_next_start();
     }
-    const u32 runs = (gridDim.x - shared) / (n.rows * n.k), tiles = pair_tiles(n.inner), lane = lane_id();
-    const u32 place = (blockIdx.x - shared) / runs, run = (blockIdx.x - shared) % runs;
-    const u32 first = run * tiles / runs, end = (run + 1) * tiles / runs;
-    // The next launch may read the lists of chosen experts before it waits for this one: it starts when they are
-    // complete.
-    wait_for_previous();
-    let_next_start();
     if (n.hidden > UP_COLUMNS) return;
-    // Codes are few bytes, so that those of an expert that several rows chose may as well come again.
-    const u32 pair = R::QUADS == 4 ? by_expert(a.ids, n.rows * n.k, place) : place, id = a.ids[pair];
-    if (id >= n.experts) return;
-    const Slices slices(n.hidden, UP_SLICES);
-    const Tiles<R> w(a.gate_up, tiles, slices.units, n.experts, id);
-    const u32 from = slices.from(warp_id());
-    float(*const sums)[WARPS][TILE] = (float(*)[WARPS][TILE])pool;
-    Quad* const zeros = pool + UP_TILES * WARPS * TILE / 4;
-    Quad* const x = zeros + 2;
-    Stream<R, held<R>()> stream(w.run(first, from), slices.length(warp_id()));
-    if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
-    stage_row(x, a.x + (u64)(pair / n.k) * n.hidden, n.hidden, threadIdx.x, UP_THREADS);
-    copy_commit();
-    copy_wait<0>();
-    __syncthreads();
-    const Staged staged(x + from * (UNIT / 8), zeros);
-    for (u32 tile = first; tile < end; ++tile) {
-        stream.from = w.run(tile, from);
-        Run<R> next = {};
-        if (tile + 1 < end) next = w.run(tile + 1, from);
-        float sum[4] = {};
-        stream.multiply(sum, staged, next);
-        if (lane % 4 == 0) {
-            sums[tile - first][warp_id()][lane / 4] = sum[0];
-            sums[tile - first][warp_id()][lane / 4 + 8] = sum[2];
-        }
+    if (Items::can_gather(pairs, n.experts)) {
+        items.gather<UP_THREADS>(n.experts, (u32*)pool);
+        span = Span(items.count * tiles, shared, SHARED_TILES<R>);
+        item = span.at / tiles, tile = span.at % tiles;
     }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < (end - first) * PAIRS; i += UP_THREADS) {
-        const u32 tile = i / PAIRS, g = i % PAIRS, output = (first + tile) * PAIRS + g;
-        float gate = sums[tile][0][g], up = sums[tile][0][g + PAIRS];
-        for (u32 slice = 1; slice < slices.count; ++slice) {
-            gate = add(gate, sums[tile][slice][g]);
-            up = add(up, sums[tile][slice][g + PAIRS]);
-        }
-        const Halves numbers = w.whole(first + tile, g);
-        if (output < n.inner)
-            a.a[(u64)pair * n.inner + output] = activation(whole<R>(gate, numbers.low), whole<R>(up, numbers.high));
+    u32 left = span.end - span.at;
+    if (left == 0) return;
+    const u32 pitch = slices.units * (UNIT / 8) + 1, from = slices.from(warp_id());
+    Quad* const zeros = pool + UP_TILES * WARPS * GROUP * TILE / 4;
+    Quad* const x = zeros + 2;
+    float(*const sums)[WARPS][GROUP][TILE] = (float(*)[WARPS][GROUP][TILE])pool;
+    // Every warp has its own.
+    __shared__ u32 all_members[WARPS][GROUP];
+    u32(&members)[GROUP] = all_members[warp_id()];
+    if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
+    u32 expert = items.expert(item);
+    const auto matrix = [&](u32 expert) {
+        // An expert that is there, in place of one that is not.
+        return Tiles<R>(a.gate_up, tiles, slices.units, n.experts, expert < n.experts ? expert : 0);
+    };
+    Stream<R, held<R>()> stream(matrix(expert).run(tile, from), slices.length(warp_id()));
+    // Lanes of the columns of rows 0 and 1, and of 2 and 3, keep sums.
+    const u32 own = shared_address(&sums[0][warp_id()][lane_id() % 4 * 2 % GROUP][lane_id() / 4]);
+    for (;;) {
+        const u32 rows = items.members(item, members);
+        for (u32 r = 0; r < rows; ++r)
+            stage_row(x + r * pitch, a.x + (u64)(members[r] / n.k) * n.hidden, n.hidden, threadIdx.x, UP_THREADS);
+        copy_commit();
+        copy_wait<0>();
+        __syncthreads();
+        const Staged staged(x + from * (UNIT / 8), pitch, rows, zeros);
+        bool more;
+        do {
+            const u32 count = least(least(tiles - tile, left), UP_TILES);
+            // Whether the item goes on behind these, and whether anything does.
+            left -= count;
+            more = tile + count < tiles && left > 0;
+            u32 to = own;
+#pragma unroll 1
+            for (u32 end = own + count * sizeof(sums[0]); to != end;) {
+                Run<R> next = {};
+                if (to + sizeof(sums[0]) != end || more) next = stream.from.from(slices.units);
+                else if (left > 0) next = matrix(items.expert(item + 1)).run(0, from);
+                float sum[4] = {};
+                stream.multiply(sum, staged, next);
+                stream.from = next;
+                if (lane_id() % 4 * 2 < rows) store_shared(to, sum[0]), store_shared(to + 32, sum[2]);
+                if (lane_id() % 4 * 2 + 1 < rows) store_shared(to + 64, sum[1]), store_shared(to + 96, sum[3]);
+                to += sizeof(sums[0]);
+            }
+            const u32 r = threadIdx.x / (UP_TILES * PAIRS), t = threadIdx.x / PAIRS % UP_TILES, g = threadIdx.x % PAIRS;
+            const u32 output = (tile + t) * PAIRS + g;
+            const bool adds = r < rows && t < count && output < n.inner && expert < n.experts;
+            Halves numbers = {};
+            if (adds) numbers = matrix(expert).whole(tile + t, g);
+            __syncthreads();
+            if (adds) {
+                float gate = sums[t][0][r][g], up = sums[t][0][r][g + PAIRS];
+                for (u32 slice = 1; slice < slices.count; ++slice) {
+                    gate = add(gate, sums[t][slice][r][g]);
+                    up = add(up, sums[t][slice][r][g + PAIRS]);
+                }
+                a.a[(u64)members[r] * n.inner + output] =
+                    activation(whole<R>(gate, numbers.low), whole<R>(up, numbers.high));
+            }
+            __syncthreads();
+            tile += count;
+        } while (more);
+        if (left == 0) return;
+    const u32 pitch = slices.units * (UNIT / 8) + 1, from = slices.from(warp_id());
+        expert = items.expert(++item);
+        tile = 0;
     }
 }
 
@@ -181,7 +216,7 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
 constexpr u32 DOWN_ROW = DOWN_COLUMNS / 8;
 constexpr u32 DOWN_SHARED_ROW = DOWN_ROW + 1;
 constexpr u32 DOWN_OWN = 2;
-constexpr u32 DOWN_X = DOWN_OWN + (PLACES - 1) * 2 * DOWN_ROW;
+constexpr u32 DOWN_X = DOWN_OWN + (PLACES - 1) * DOWN_ROWS * DOWN_ROW;
 constexpr u32 DOWN_W = DOWN_X + DOWN_ROWS * DOWN_SHARED_ROW;
 constexpr u32 DOWN_PRODUCTS = DOWN_W + DOWN_COLUMNS / UNIT * 128;
 
@@ -260,41 +295,34 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
         if (warp_id() < ROUTED && place < n.k) {
             const u32 id = lane < rows ? __ldcg(a.ids + (u64)(first + lane) * n.k + place) : 0;
             if (lane < rows) chosen[lane][warp_id()] = id;
-            const auto units_of = [&](u32 r, u32 tile) {
+            const auto matrix = [&](u32 r) {
                 // An expert that is there, in place of one that is not.
                 const u32 expert = __shfl_sync(WHOLE_WARP, id < n.experts ? id : 0, r);
-                return Tiles<R>(a.down, tiles, units * CUTS, n.experts, expert).run(first_tile + tile, cut * units);
+                return Tiles<R>(a.down, tiles, units * CUTS, n.experts, expert).run(first_tile, cut * units);
             };
-            Stream<R, held<R>()> stream(units_of(0, 0), units);
+            Stream<R, held<R>()> stream(matrix(0), units);
             if (base == 0) follow();
-            // Two rows of this warp: one is read while the other comes.
-            Quad* const mine = pool + DOWN_OWN + warp_id() * 2 * DOWN_ROW;
-            const auto stage = [&](u32 r) {
-                const bf16* const from = a.a + ((u64)(first + r) * n.k + place) * n.inner + cut * half;
-                if (r < rows) stage_row(mine + r % 2 * DOWN_ROW, from, half, lane, 32);
-                copy_commit();
-            };
-            stage(0);
+            Quad* const mine = pool + DOWN_OWN + warp_id() * DOWN_ROWS * DOWN_ROW;
+            for (u32 r = 0; r < rows; ++r)
+                stage_row(mine + r * DOWN_ROW, a.a + ((u64)(first + r) * n.k + place) * n.inner + cut * half, half, lane, 32);
+            copy_commit();
+            copy_wait<0>();
+            __syncwarp();
 #pragma unroll 1
             for (u32 r = 0; r < rows; ++r) {
-                stage(r + 1);
-                copy_wait<1>();
-                __syncwarp();
-                const Staged x(mine + r % 2 * DOWN_ROW, zeros);
+                const Staged x(mine + r * DOWN_ROW, 0, 1, zeros);
+                u32 to = shared_address(&products[0][r][warp_id()][lane / 4]);
 #pragma unroll 1
-                for (u32 t = 0; t < count; ++t) {
+                for (u32 end = to + count * sizeof(products[0]); to != end;) {
                     Run<R> next = {};
-                    if (t + 1 < count) next = units_of(r, t + 1);
-                    else if (r + 1 < rows) next = units_of(r + 1, 0);
+                    if (to + sizeof(products[0]) != end) next = stream.from.from(units * CUTS);
+                    else if (r + 1 < rows) next = matrix(r + 1);
                     float sums[4] = {};
                     stream.multiply(sums, x, next);
                     stream.from = next;
-                    if (lane % 4 == 0) {
-                        products[t][r][warp_id()][lane / 4] = sums[0];
-                        products[t][r][warp_id()][lane / 4 + 8] = sums[2];
-                    }
+                    if (lane % 4 == 0) store_shared(to, sums[0]), store_shared(to + 32, sums[2]);
+                    to += sizeof(products[0]);
                 }
-                __syncwarp();
             }
         } else if (base == 0 && warp_id() < ROUTED) {
             follow();

@@ -6,7 +6,7 @@ static_assert(sizeof(UpArgs) == ARGS_BYTES_experts_up_nvfp4_nvfp4_prompt);
 static_assert(sizeof(DownArgs) == ARGS_BYTES_experts_down_nvfp4_nvfp4);
 static_assert(sizeof(ProductsArgs) == ARGS_BYTES_experts_products_nvfp4_nvfp4);
 
-extern "C" __global__ void __launch_bounds__(UP_THREADS, 3) experts_up_nvfp4_nvfp4(UpArgs a) { up<Nvfp4, Nvfp4>(a); }
+extern "C" __global__ void __launch_bounds__(UP_THREADS, 2) experts_up_nvfp4_nvfp4(UpArgs a) { up<Nvfp4, Nvfp4>(a); }
 extern "C" __global__ void __launch_bounds__(DOWN_THREADS, 2) experts_down_nvfp4_nvfp4(DownArgs a) { down<Nvfp4, Nvfp4>(a); }
 extern "C" __global__ void __launch_bounds__(UP_THREADS, 2) experts_up_nvfp4_nvfp4_prompt(UpArgs a) { up_prompt<Nvfp4, Nvfp4>(a); }
 extern "C" __global__ void __launch_bounds__(UP_THREADS, 2) experts_products_nvfp4_nvfp4(ProductsArgs a) { down_products<Nvfp4, Nvfp4>(a); }

@@ -48,6 +48,11 @@ __device__ __forceinline__ Quad load_shared(u32 from) {
     return v;
 }
 
+// A number to shared memory.
+__device__ __forceinline__ void store_shared(u32 to, float v) {
+    asm volatile("st.shared.f32 [%0],%1;" ::"r"(to), "f"(v) : "memory");
+}
+
 // Ends a group of copies.
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

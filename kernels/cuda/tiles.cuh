@@ -112,15 +112,16 @@ __device__ __forceinline__ void mma_stored(float (&sum)[4], const Quad (&codes)[
     add_scaled<F>(sum, part, scale);
 }
 
-// One row of x in shared memory, whole units of it: what lanes of the first column read. The others read zeros.
+// Rows of x in shared memory, whole units of them, `pitch` quads apart: what lanes of their columns read. The others
+// read zeros.
 struct Staged {
     const Quad* at;
     u32 step;
 
-    __device__ __forceinline__ Staged(const Quad* row, const Quad* zeros) {
-        const bool first = lane_id() / 4 == 0;
-        at = first ? row + lane_id() % 4 * 2 : zeros;
-        step = first ? UNIT / 8 : 0;
+    __device__ __forceinline__ Staged(const Quad* rows, u32 pitch, u32 count, const Quad* zeros) {
+        const u32 row = lane_id() / 4;
+        at = row < count ? rows + row * pitch + lane_id() % 4 * 2 : zeros;
+        step = row < count ? UNIT / 8 : 0;
     }
     __device__ __forceinline__ Strip strip(u32 unit) const { return Strip{at[unit * step], at[unit * step + 1]}; }
 };
@@ -218,7 +219,7 @@ template <class F, u32 DEPTH, u32 LEAD = DEPTH> struct Stream {
         }
     }
 
-    // As `multiply`, for one row that lies in shared memory.
+    // As `multiply`, for rows that lie in shared memory.
     __device__ __forceinline__ void multiply(float (&sum)[4], const Staged& x, const Run<F>& next) {
         if (count == DEPTH) {
             // The usual sizes, in a straight line.

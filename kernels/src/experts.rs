@@ -210,11 +210,13 @@ pub(crate) const PLACES: u32 = 11;
 pub(crate) const DOWN_ROWS: u32 = 2;
 pub(crate) const DOWN_TILES: u32 = 10;
 pub(crate) const DOWN_COLUMNS: u32 = 512;
-/// Rows of a block of the shared expert, and tiles of one of the routed experts at most, in the twin of [`ExpertsUp`].
+/// Rows of a block of the shared expert in the twin of [`ExpertsUp`], the tiles of the routed experts whose sums one
+/// keeps, and the rows that an expert takes at once.
 pub(crate) const UP_ROWS: u32 = 16;
-pub(crate) const UP_TILES: u32 = 20;
-/// Shared memory of these blocks: sums of tiles, zeros and a row; zeros, rows, a tile of the shared expert and products.
-const UP_SHARED: u32 = UP_TILES * 8 * 16 * 4 + 32 + CUDA_COLUMNS * 2;
+pub(crate) const UP_TILES: u32 = 8;
+pub(crate) const GROUP: u32 = 4;
+/// Shared memory of these blocks: sums of tiles, zeros and rows; zeros, rows, a tile of the shared expert and products.
+const UP_SHARED: u32 = UP_TILES * 8 * GROUP * 16 * 4 + 32 + CUDA_COLUMNS * 2 + GROUP * 16;
 const DOWN_SHARED: u32 = 32
     + (PLACES - 1) * 2 * DOWN_COLUMNS * 2
     + DOWN_ROWS * (DOWN_COLUMNS * 2 + 16)
@@ -403,9 +405,10 @@ impl<E: Element, F: WeightFormat, S: WeightFormat, const PROMPT: bool> Kernel fo
             return Grid::line((tiles.max(shared) as usize).div_ceil(PART_TILES) * args.sizes.work_groups());
         }
         let shared = shared * rows.div_ceil(UP_ROWS);
-        let at_once =
-            MULTIPROCESSORS * if F::FORMAT == Format::Plain && S::FORMAT == Format::Plain { 4 } else { 3 };
-        Grid::line((shared + rows * k * runs(tiles, rows * k, shared, UP_TILES, at_once)) as usize)
+        let at_once = MULTIPROCESSORS * up_blocks(F::FORMAT, S::FORMAT);
+        // As many as run at once, but for those that the shared expert takes if they are most of them.
+        let routed = if shared > at_once / 2 { at_once } else { at_once - shared };
+        Grid::line((shared + routed.min(rows * k * tiles)) as usize)
     }
 
     fn host(args: &UpArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -451,7 +454,7 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, 
     fn grid(args: &DownArgs) -> Grid {
         let groups = args.sizes.rows.div_ceil(DOWN_ROWS);
         let tiles = args.sizes.hidden.div_ceil(TILE as u32);
-        let runs = runs(tiles, groups * CUTS as u32, 0, DOWN_TILES, 2 * MULTIPROCESSORS);
+        let runs = runs(tiles, groups * CUTS as u32, DOWN_TILES, 2 * MULTIPROCESSORS);
         Grid::plane((runs * groups) as usize, CUTS)
     }
 
@@ -571,13 +574,20 @@ impl Kernel for ExpertsSum {
     }
 }
 
+/// Blocks of the twin of [`ExpertsUp`] that a multiprocessor runs at once.
+const fn up_blocks(routed: Format, shared: Format) -> u32 {
+    match (routed, shared) {
+        (Format::Plain, Format::Plain) => 4,
+        (Format::Nvfp4, _) => 2,
+        _ => 3,
+    }
+}
+
 /// Runs of about equal length, of at most `most` tiles, that the tiles of each of `lists` are cut into: as many as fill
-/// whole waves of blocks, of which `at_once` run, beside `others`. In a lone wave the places of others, which are short,
-/// stay empty, so it must be a short one.
-fn runs(tiles: u32, lists: u32, others: u32, most: u32, at_once: u32) -> u32 {
-    let waves = |most: u32| (others + lists * tiles.div_ceil(most)).div_ceil(at_once);
-    let waves = if others > 0 && waves(most / 2) > 1 { waves(most).max(2) } else { waves(most) };
-    ((waves * at_once - others) / lists).clamp(tiles.div_ceil(most), tiles)
+/// whole waves of blocks, of which `at_once` run.
+fn runs(tiles: u32, lists: u32, most: u32, at_once: u32) -> u32 {
+    let waves = (lists * tiles.div_ceil(most)).div_ceil(at_once);
+    (waves * at_once / lists).clamp(tiles.div_ceil(most), tiles)
 }
 
 /// Adds up the places of each row in order, weighed. `products` is `[2, rows, places, hidden]`.
@@ -636,24 +646,39 @@ mod tests {
     fn runs_hold_no_more_tiles_than_a_block_and_fill_waves() {
         for tiles in [1, 2, 7, 80, 160] {
             for lists in [1, 2, 3, 10, 160, 640] {
-                for others in [0, 80, 320] {
-                    for (most, at_once) in [(20, 396), (10, 264)] {
-                        let runs = runs(tiles, lists, others, most, at_once);
-                        let words = format!("{tiles} tiles, {lists} lists, {others} others: {runs} runs");
-                        assert!((1..=tiles).contains(&runs) && tiles.div_ceil(runs) <= most, "{words}");
-                        // As the kernels cut them: every tile once, none more than `most`.
-                        let ends: Vec<u32> = (0..=runs).map(|run| run * tiles / runs).collect();
-                        assert!(
-                            ends.windows(2).all(|ends| ends[1] > ends[0] && ends[1] - ends[0] <= most),
-                            "{words}"
-                        );
-                        assert_eq!((ends[0], ends[runs as usize]), (0, tiles), "{words}");
-                        // One run more of each list would take another wave, or there are no more tiles.
-                        let waves = |runs: u32| (others + lists * runs).div_ceil(at_once);
-                        assert!(runs == tiles || waves(runs + 1) > waves(runs), "{words}");
-                    }
+                for (most, at_once) in [(20, 396), (10, 264)] {
+                    let runs = runs(tiles, lists, most, at_once);
+                    let words = format!("{tiles} tiles, {lists} lists: {runs} runs");
+                    assert!((1..=tiles).contains(&runs) && tiles.div_ceil(runs) <= most, "{words}");
+                    // As the kernels cut them: every tile once, none more than `most`.
+                    let ends: Vec<u32> = (0..=runs).map(|run| run * tiles / runs).collect();
+                    assert!(
+                        ends.windows(2).all(|ends| ends[1] > ends[0] && ends[1] - ends[0] <= most),
+                        "{words}"
+                    );
+                    assert_eq!((ends[0], ends[runs as usize]), (0, tiles), "{words}");
+                    // One run more of each list would take another wave, or there are no more tiles.
+                    let waves = |runs: u32| (lists * runs).div_ceil(at_once);
+                    assert!(runs == tiles || waves(runs + 1) > waves(runs), "{words}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn grids_count_on_as_many_blocks_as_the_sources_ask_for() {
+        const FORMATS: [Format; 3] = [Format::Plain, Format::Fp8, Format::Nvfp4];
+        let mut seen = 0;
+        for (routed, shared) in FORMATS.into_iter().flat_map(|routed| FORMATS.map(|shared| (routed, shared)))
+        {
+            let Some(source) = source_of(routed, shared) else { continue };
+            let bounds = format!("__launch_bounds__(UP_THREADS, {}) experts_up", up_blocks(routed, shared));
+            let entry =
+                source.text.lines().find(|line| line.contains(" experts_up") && !line.contains("_prompt("));
+            let entry = entry.expect("it has the kernel");
+            assert!(entry.contains(&bounds), "{routed:?} beside {shared:?}: {entry} lacks {bounds}");
+            seen += 1;
+        }
+        assert_eq!(seen, 7);
     }
 }

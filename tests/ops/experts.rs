@@ -214,12 +214,17 @@ fn alone_and_among<E: Element>(mixture: &mut Mixture<E>, rows: usize, step: usiz
     }
 }
 
-/// Large enough that the product spreads over threads.
+/// Large enough that the product spreads over threads, and that CUDA gathers rows by expert: all of them, as few at a
+/// time as their width leaves room for, or none where experts are too many.
 fn crowd<E: Element>() {
-    for rows in [2, 3, 5, 64, 200] {
-        let sizes = Sizes { rows, hidden: 96, inner: 48, shared_inner: 40, experts: 8, k: 2 };
+    let few = Sizes { rows: 0, hidden: 96, inner: 48, shared_inner: 40, experts: 8, k: 2 };
+    let crowds = [2, 3, 5, 64, 200].map(|rows| Sizes { rows, ..few });
+    let wide = [2624, 5120, 10_240].map(|hidden| Sizes { rows: 24, hidden, inner: 24, experts: 4, ..few });
+    let many = Sizes { rows: 24, experts: 600, inner: 8, ..few };
+    let same = Sizes { rows: 64, experts: 1, k: 1, ..few };
+    for sizes in crowds.into_iter().chain(wide).chain([many, same]) {
         let mut mixture = Mixture::<E>::new(sizes, 32);
-        alone_and_among(&mut mixture, rows as usize, if rows > 64 { 13 } else { 3 });
+        alone_and_among(&mut mixture, sizes.rows as usize, if sizes.rows > 64 { 13 } else { 3 });
     }
 }
 
