@@ -17,8 +17,13 @@ use crate::file::FileMap;
 use crate::host::{Host, Place};
 use crate::region::Region;
 
-/// Counts allocations, so that no two arenas of a process share an epoch.
+/// Counts arenas and communicators, so that no two of a process share an epoch.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// An epoch that nothing else has.
+pub(crate) fn next_epoch() -> u64 {
+    EPOCH.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory that launches may name, in one piece. Clones share it; it is freed when the last owner goes.
 #[derive(Clone)]
@@ -102,7 +107,7 @@ impl Arena {
     }
 
     fn own(device: &Device, label: &str, address: u64, bytes: usize, home: Home) -> Arena {
-        let epoch = EPOCH.fetch_add(1, Ordering::Relaxed);
+        let epoch = next_epoch();
         Arena(Arc::new(Owned { device: device.clone(), label: label.into(), address, bytes, epoch, home }))
     }
 

@@ -66,6 +66,13 @@ pub enum Error {
         /// The sizes.
         why: String,
     },
+    /// A communicator cannot be connected, used or closed as asked.
+    Communicator {
+        /// What was being done.
+        doing: String,
+        /// Why it cannot be, and what to do.
+        why: String,
+    },
     /// Queued work failed when it ran. The device stays in this state: nothing later runs.
     Fault(Fault),
 }
@@ -98,6 +105,7 @@ impl fmt::Display for Error {
                 write!(f, "launch of `{kernel}` refused: {why}; nothing was queued")
             }
             Error::Size { call, why } => write!(f, "{call}: {why}"),
+            Error::Communicator { doing, why } => write!(f, "cannot {doing}: {why}"),
             Error::Fault(fault) => {
                 write!(f, "device work failed: {fault}; the device runs nothing more, so open a new one")
             }
@@ -116,7 +124,7 @@ impl From<Fault> for Error {
 /// What running work found wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The kernel, copy or fill that was running.
+    /// The kernel, copy, fill or collective that was running.
     pub work: String,
     /// What it met.
     pub kind: FaultKind,
@@ -166,6 +174,8 @@ pub enum FaultKind {
     Domain(String),
     /// The kernel's host implementation panicked, with its message.
     Panicked(String),
+    /// A collective did not meet its counterpart on the other rank: how long was waited for what, and what to do.
+    Peer(String),
     /// The driver of a CUDA device said so.
     Driver {
         /// The name of its code.
@@ -197,7 +207,7 @@ impl fmt::Display for Fault {
                     "pinned memory `{label}` was overwritten before the copy from it ran; fence its reuse"
                 )
             }
-            FaultKind::Domain(why) => f.write_str(why),
+            FaultKind::Domain(why) | FaultKind::Peer(why) => f.write_str(why),
             FaultKind::Driver { name, says } => write!(f, "the CUDA driver reports {name} ({says})"),
             FaultKind::Panicked(message) => write!(f, "the kernel panicked: {message}"),
         }

@@ -8,11 +8,12 @@
 //! the arena it came from; a CUDA device trusts addresses, for the same emissions.
 //!
 //! Reading order: [`address`], [`region`], [`arena`], [`kernel`], [`emission`], [`stream`], [`recording`],
-//! [`exec`], [`key`], [`bank`], [`staging`], [`digest`], [`device`], [`host`], [`cuda`].
+//! [`exec`], [`key`], [`bank`], [`staging`], [`communicator`], [`digest`], [`device`], [`host`], [`cuda`].
 
 pub mod address;
 pub mod arena;
 pub mod bank;
+pub mod communicator;
 pub mod cuda;
 pub mod device;
 pub mod digest;
@@ -32,6 +33,7 @@ pub mod stream;
 pub use address::Ptr;
 pub use arena::{Arena, Pinned, Slab};
 pub use bank::{Bank, BankCounts, How};
+pub use communicator::{Collective, Communicator};
 pub use cuda::CudaOptions;
 pub use device::Device;
 pub use digest::{Digest, Digester};

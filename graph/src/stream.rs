@@ -43,9 +43,9 @@ impl Stream {
     ///
     /// # Errors
     /// Work failed earlier; or `keeps` are arenas of another device. On a CUDA device also: a kernel has no
-    /// twin, or its twin cannot be loaded (in a capture: is not loaded yet).
+    /// twin, or its twin cannot be loaded (in a capture: is not loaded yet); or there are collectives.
     pub fn run(&self, emission: Emission, keeps: &[Arena]) -> Result<()> {
-        self.device.state().healthy()?;
+        self.device.state().healthy().inspect_err(|error| emission.give_up(error))?;
         self.device.refuse_foreign("running work", keeps)?;
         match &self.queue {
             Queue::Host(host, queue) => {
@@ -63,7 +63,7 @@ impl Stream {
     /// # Errors
     /// This stream is being captured; work failed earlier; or `exec` is of another device.
     pub fn replay(&self, exec: &Exec) -> Result<()> {
-        self.device.state().healthy()?;
+        self.device.state().healthy().inspect_err(|error| exec.emission().give_up(error))?;
         self.device.refuse_other("a replay", exec.device())?;
         self.refuse_in_own_capture("a replay")?;
         match (&self.queue, exec.form()) {

@@ -131,6 +131,7 @@ impl Queue {
 
     /// The function of each launch. What is not loaded yet is loaded, unless that would be in a capture.
     fn functions(&self, id: StreamId, emission: &Emission) -> Result<Vec<Function>> {
+        refuse_collectives(emission)?;
         let modules = &self.cuda.modules;
         if let Some(functions) = modules.find(emission) {
             return Ok(functions);
@@ -162,6 +163,7 @@ impl Queue {
                     Submission::Copy { to: to.address(), from: from.address(), bytes }
                 }
                 Entry::Fill { to, bytes, value } => Submission::Fill { to: to.address(), bytes, value },
+                Entry::Collective { .. } => unreachable!("no function was found for an emission with one"),
             };
             // SAFETY: the emission's arenas are held until its work has run (`hold`, `Exec`), and released
             // memory is freed only after the device is idle. That its addresses lie in them, and that
@@ -268,12 +270,26 @@ fn launched(emission: &Emission) -> Result<Vec<&'static Definition>> {
     launches.collect()
 }
 
+/// Refuses collectives, eager and recorded.
+fn refuse_collectives(emission: &Emission) -> Result<()> {
+    match emission.communicators().next() {
+        None => Ok(()),
+        Some(communicator) => Err(Error::Communicator {
+            doing: format!("run collectives of rank {} on a CUDA device", communicator.rank()),
+            why: "this build has no collectives on CUDA devices; use a host device, or one rank".into(),
+        }),
+    }
+}
+
 /// An entry, for people.
 fn describe(emission: &Emission, index: usize) -> String {
     match emission.entries().get(index) {
         Some(Entry::Launch { kernel, grid, .. }) => format!("entry {index}, {kernel:?} on {grid:?}"),
         Some(Entry::Copy { bytes, .. }) => format!("entry {index}, copy of {bytes} bytes"),
         Some(Entry::Fill { bytes, .. }) => format!("entry {index}, fill of {bytes} bytes"),
+        Some(&Entry::Collective { communicator, what, bytes, .. }) => {
+            format!("entry {index}, {}", emission.communicator(communicator).describe(what, bytes))
+        }
         None => "nothing".into(),
     }
 }

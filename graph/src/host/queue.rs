@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::{Access, Host, Memory};
+use crate::Ptr;
+use crate::communicator::{Collective, Communicator};
 use crate::emission::{Emission, Entry};
 use crate::error::{Fault, FaultKind, Result};
 
@@ -21,7 +23,7 @@ pub(crate) struct Target {
 
 /// One queued item.
 pub(crate) enum Work {
-    /// Runs an emission. `pinned` are the pinned sources of its copies with their write counts.
+    /// Runs an emission. `pinned` are the pinned sources of its copies and collectives with their write counts.
     Run { emission: Arc<Emission>, pinned: Vec<(u64, u64)>, keeps: Vec<crate::Arena> },
     /// Waits for another queue.
     Wait(Target),
@@ -53,11 +55,12 @@ impl Queue {
         self.queued.fetch_add(1, Ordering::Release);
     }
 
-    /// Queues an emission, noting the state of the pinned memory that its copies will read.
+    /// Queues an emission, noting the state of the pinned memory that it will read.
     pub(crate) fn push_run(&self, host: &Host, emission: Arc<Emission>, keeps: Vec<crate::Arena>) {
         let memory = host.memory();
         let sources = emission.entries().iter().filter_map(|entry| match entry {
-            Entry::Copy { from, .. } => {
+            Entry::Copy { from, .. }
+            | Entry::Collective { what: Collective::Gather | Collective::Send, at: from, .. } => {
                 memory.pinned(from.address()).map(|(base, version, _)| (base, version))
             }
             _ => None,
@@ -97,6 +100,9 @@ fn drain(host: &Host, memory: &mut Memory, target: &Target) {
                 {
                     host.state.fail(fault);
                 }
+                if let Err(error) = host.state.healthy() {
+                    emission.give_up(&error);
+                }
                 drop(keeps);
                 // Later work of this very drain must not find memory that nobody owns any more.
                 host.free_released(memory);
@@ -128,20 +134,55 @@ fn execute(
             }
             Entry::Copy { to, from, bytes } => {
                 let fault = |kind| Fault { work: format!("copy of {bytes} bytes"), kind };
-                if let Some((base, version, label)) = memory.pinned(from.address())
-                    && pinned.iter().any(|&(b, v)| b == base && v != version)
-                {
-                    return Err(fault(FaultKind::Overwritten { label: label.into() }));
-                }
+                unchanged(memory, pinned, from).map_err(fault)?;
                 memory.copy(to.address(), from.address(), bytes).map_err(fault)?;
             }
             Entry::Fill { to, bytes, value } => {
                 let fault = |kind| Fault { work: format!("fill of {bytes} bytes"), kind };
                 memory.bytes_mut(to.address(), bytes).map_err(fault)?.fill(value);
             }
+            Entry::Collective { communicator, what, at, bytes } => {
+                let end = emission.communicator(communicator);
+                let fault = |kind| Fault { work: end.describe(what, bytes), kind };
+                unchanged(memory, pinned, at).map_err(fault)?;
+                collective(memory, end, what, at, bytes).map_err(fault)?;
+            }
         }
     }
     Ok(())
+}
+
+/// Finds pinned memory that was written since the work that reads it was queued.
+fn unchanged(memory: &Memory, pinned: &[(u64, u64)], from: Ptr<u8>) -> Result<(), FaultKind> {
+    match memory.pinned(from.address()) {
+        Some((base, version, label)) if pinned.iter().any(|&(b, v)| b == base && v != version) => {
+            Err(FaultKind::Overwritten { label: label.into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Does this rank's part of a collective, and waits for the other's.
+fn collective(
+    memory: &mut Memory,
+    end: &Communicator,
+    what: Collective,
+    at: Ptr<u8>,
+    bytes: usize,
+) -> Result<(), FaultKind> {
+    let at = at.address();
+    let met = match what {
+        Collective::Gather => {
+            let (first, second) = memory.bytes_mut(at, bytes * end.ranks())?.split_at_mut(bytes);
+            match end.rank() {
+                0 => end.gather(first, second),
+                _ => end.gather(second, first),
+            }
+        }
+        Collective::Send => end.send(memory.bytes(at, bytes)?),
+        Collective::Receive => end.receive(memory.bytes_mut(at, bytes)?),
+    };
+    met.map_err(FaultKind::Peer)
 }
 
 fn panicked(kernel: &str, payload: &(dyn Any + Send)) -> Fault {
