@@ -21,7 +21,6 @@ struct alignas(16) Quad {
 
 constexpr u32 NONE = 0xffffffffu;
 constexpr u32 WHOLE_WARP = 0xffffffffu;
-constexpr u32 CUTS = 2;
 
 __device__ __forceinline__ float mul(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }

@@ -6,7 +6,7 @@
 #include "tiles.cuh"
 
 struct Sizes {
-    u32 rows, hidden, inner, shared_inner, experts, k;
+    u32 rows, hidden, inner, shared_inner, experts, k, cuts, offset, shared_offset, zero;
 };
 
 struct UpArgs {
@@ -226,8 +226,8 @@ template <class S>
 __device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u32 count, u32 cut, u32 first, u32 rows,
                                             float (*products)[DOWN_ROWS][PLACES][TILE]) {
     const Sizes& n = a.sizes;
-    const u32 half = n.shared_inner / CUTS, units = ceil_div(half, UNIT), lane = lane_id();
-    const Tiles<S> w(a.shared_down, ceil_div(n.hidden, TILE), units * CUTS);
+    const u32 half = n.shared_inner / n.cuts, units = ceil_div(half, UNIT), lane = lane_id();
+    const Tiles<S> w(a.shared_down, ceil_div(n.hidden, TILE), units * n.cuts);
     const auto copy = [&](u32 tile) {
         const Run<S> run = w.run(first_tile + tile, cut * units);
         for (u32 i = 0; i < units * S::QUADS; ++i) copy_async(pool + DOWN_W + i * 32 + lane, run.codes + i * 32, true);
@@ -265,7 +265,7 @@ __device__ __forceinline__ void down_shared(const DownArgs& a, u32 first_tile, u
     }
 }
 
-// blockIdx.x: a run of tiles, and above it DOWN_ROWS rows; blockIdx.y: the half of the inner widths. A warp takes a
+// blockIdx.x: a run of tiles, and above it DOWN_ROWS rows; blockIdx.y: the cut of the inner widths. A warp takes a
 // place of each row in turn, all tiles of it; the last one takes the shared expert of all rows.
 template <class R, class S> __device__ __forceinline__ void down(const DownArgs& a) {
     float(*const products)[DOWN_ROWS][PLACES][TILE] = (float(*)[DOWN_ROWS][PLACES][TILE])(pool + DOWN_PRODUCTS);
@@ -276,7 +276,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
     const u32 run = blockIdx.x % runs, first_tile = run * tiles / runs, count = (run + 1) * tiles / runs - first_tile;
     const u32 cut = blockIdx.y, lane = lane_id();
     const u32 first = blockIdx.x / runs * DOWN_ROWS, rows = least(n.rows - first, DOWN_ROWS);
-    if (n.inner / CUTS > DOWN_COLUMNS || n.shared_inner / CUTS > DOWN_COLUMNS) {
+    if (n.inner / n.cuts > DOWN_COLUMNS || n.shared_inner / n.cuts > DOWN_COLUMNS) {
         follow();
         return;
     }
@@ -284,7 +284,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
     if (threadIdx.x < 2) zeros[threadIdx.x] = Quad{};
     __syncthreads();
     if (warp_id() == ROUTED) down_shared<S>(a, first_tile, count, cut, first, rows, products);
-    const u32 half = n.inner / CUTS, units = ceil_div(half, UNIT);
+    const u32 half = n.inner / n.cuts, units = ceil_div(half, UNIT);
     // What this thread adds up: an output of a row.
     const u32 at = threadIdx.x % TILE, row = threadIdx.x / TILE % DOWN_ROWS, tile = threadIdx.x / TILE / DOWN_ROWS;
     const bool adds = row < rows && tile < count;
@@ -298,7 +298,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
             const auto matrix = [&](u32 r) {
                 // An expert that is there, in place of one that is not.
                 const u32 expert = __shfl_sync(WHOLE_WARP, id < n.experts ? id : 0, r);
-                return Tiles<R>(a.down, tiles, units * CUTS, n.experts, expert).run(first_tile, cut * units);
+                return Tiles<R>(a.down, tiles, units * n.cuts, n.experts, expert).run(first_tile, cut * units);
             };
             Stream<R, held<R>()> stream(matrix(0), units);
             if (base == 0) follow();
@@ -315,7 +315,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
 #pragma unroll 1
                 for (u32 end = to + count * sizeof(products[0]); to != end;) {
                     Run<R> next = {};
-                    if (to + sizeof(products[0]) != end) next = stream.from.from(units * CUTS);
+                    if (to + sizeof(products[0]) != end) next = stream.from.from(units * n.cuts);
                     else if (r + 1 < rows) next = matrix(r + 1);
                     float sums[4] = {};
                     stream.multiply(sums, x, next);
@@ -332,7 +332,7 @@ template <class R, class S> __device__ __forceinline__ void down(const DownArgs&
         for (u32 i = 0; adds && i < least(ROUTED, n.k - base); ++i) {
             const u32 id = chosen[row][i];
             known = known && id < n.experts;
-            const Tiles<R> w(a.down, tiles, units * CUTS, n.experts, id < n.experts ? id : 0);
+            const Tiles<R> w(a.down, tiles, units * n.cuts, n.experts, id < n.experts ? id : 0);
             sum = add(sum, mul(weights[i], whole<R>(products[tile][row][i][at], w.row(first_tile + tile, at))));
         }
         if (base + ROUTED < n.k) __syncthreads();
@@ -412,7 +412,7 @@ __device__ __forceinline__ void products_rows(const ProductsArgs& a, const Tiles
                                               const Work& work, u32 inner) {
     typedef Part<F> Part;
     const Sizes& n = a.sizes;
-    const u32 half = inner / CUTS;
+    const u32 half = inner / n.cuts;
     const Slices slices(half, 1);
     for (u32 from = work.from; from < work.to; from += Part::ROWS) {
         const u32 rows = least(work.to - from, Part::ROWS);
@@ -435,7 +435,7 @@ __device__ __forceinline__ void products_rows(const ProductsArgs& a, const Tiles
     }
 }
 
-// blockIdx.x: a run of tiles, and above it the work; blockIdx.y: the half of the inner widths.
+// blockIdx.x: a run of tiles, and above it the work; blockIdx.y: the cut of the inner widths.
 template <class R, class S> __device__ __forceinline__ void down_products(const ProductsArgs& a) {
     follow();
     const Sizes& n = a.sizes;
@@ -443,7 +443,7 @@ template <class R, class S> __device__ __forceinline__ void down_products(const 
     const u32 tiles = ceil_div(n.hidden, TILE), runs = ceil_div(tiles, TILES), cut = blockIdx.y;
     const Work work(blockIdx.x / runs, n, a.starts);
     const u32 tile = blockIdx.x % runs * TILES;
-    const u32 inner = work.shared ? n.shared_inner : n.inner, units = ceil_div(inner / CUTS, UNIT) * CUTS;
+    const u32 inner = work.shared ? n.shared_inner : n.inner, units = ceil_div(inner / n.cuts, UNIT) * n.cuts;
     if constexpr (SAME<R, S>) {
         const Tiles<R> w(work.shared ? a.shared_down : a.down, tiles, units, work.shared ? 1 : n.experts, work.expert);
         products_rows<R>(a, w, tile, cut, work, inner);

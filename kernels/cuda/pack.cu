@@ -9,7 +9,7 @@ struct Place {
 
 struct Args {
     Place from, to;
-    u32 outputs, groups, columns, cuts, count, zero;
+    u32 outputs, groups, columns, cuts, count, offset;
 };
 static_assert(sizeof(Args) == ARGS_BYTES_pack);
 static_assert(sizeof(Args) == ARGS_BYTES_pack_fp8);
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(128) pack(Args a) {
 extern "C" __global__ void __launch_bounds__(128) pack_fp8(Args a) {
     follow();
     const Unit at(a);
-    const u32 j = warp_id(), blocks = ceil_div(at.columns, 128);
+    const u32 j = warp_id(), blocks = ceil_div(a.offset + at.columns, 128);
     const u8* const from = a.from.codes + (u64)at.matrix * at.rows * at.columns;
     u32 words[2] = {};
 #pragma unroll
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(128) pack_fp8(Args a) {
             u64 row;
             u32 column;
             const bool live = at.row(upper, row) && at.column(0, 0, column);
-            ((float*)a.to.scales)[at.place() * 2 + upper] = live ? scales[row * blocks + column / 128] : 0.0f;
+            ((float*)a.to.scales)[at.place() * 2 + upper] = live ? scales[row * blocks + (a.offset + column) / 128] : 0.0f;
         }
     }
 }

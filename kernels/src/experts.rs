@@ -32,19 +32,19 @@ pub struct ExpertsUp<E, F = Plain, S = Plain, const PROMPT: bool = false>(Phanto
 /// The prompt route of [`ExpertsUp`].
 pub type ExpertsUpPrompt<E, F = Plain, S = Plain> = ExpertsUp<E, F, S, true>;
 
-/// Down projections of each row's experts, weighed and summed, cut in two over the inner widths: the decode
-/// route. The launch ahead of it in a round must be [`ExpertsUp`], since it may read ids while that still runs.
+/// Down projections of each row's experts, weighed and summed, cut in two over the inner widths (a rank may have one
+/// half): the decode route. The launch ahead of it in a round must be [`ExpertsUp`], since it may read ids while that still runs.
 ///
 /// ```text
-/// p[c, r, o] = sum over j of weights[r, j] * (down[e] row o . a[r, j] over half c)      e = ids[r, j]
-///              + weights[r, k] * (shared_down row o . s[r] over half c)
+/// p[c, r, o] = sum over j of weights[r, j] * (down[e] row o . a[r, j] over cut c)      e = ids[r, j]
+///              + weights[r, k] * (shared_down row o . s[r] over cut c)
 /// ```
 /// The sum over j runs in order, from 0, the shared expert last; nothing is rounded.
 ///
 /// Shapes     a, s, ids: as [`ExpertsUp`]; weights: `[rows, k + 1]` f32; down: `[experts, hidden, inner]` in
-///            format F, shared_down: `[hidden, shared_inner]` in format S, each cut, in the device's order; p: `[2, rows, hidden]`
+///            format F, shared_down: `[hidden, shared_inner]` in format S, each cut, in the device's order; p: `[cuts, rows, hidden]`
 ///            f32
-/// Domain     ids below experts; inner and shared_inner are even
+/// Domain     ids below experts; inner and shared_inner are multiples of the cuts
 /// Effects    writes all of p
 /// Source     MODEL: mixture of experts, Roundhouse's numerics
 pub struct ExpertsDown<E, F = Plain, S = Plain>(PhantomData<(E, F, S)>);
@@ -63,11 +63,11 @@ pub struct ExpertsGroup;
 /// Down projections of each row's experts: the first half of the prompt route of [`ExpertsDown`].
 ///
 /// ```text
-/// products[c, r, j, o] = down[e] row o . a[r, j] over half c      e = ids[r, j]
-/// products[c, r, k, o] = shared_down row o . s[r] over half c
+/// products[c, r, j, o] = down[e] row o . a[r, j] over cut c      e = ids[r, j]
+/// products[c, r, k, o] = shared_down row o . s[r] over cut c
 /// ```
-/// Shapes     as [`ExpertsDown`] and [`ExpertsGroup`]; products: `[2, rows, k + 1, hidden]` f32
-/// Domain     inner and shared_inner are even
+/// Shapes     as [`ExpertsDown`] and [`ExpertsGroup`]; products: `[cuts, rows, k + 1, hidden]` f32
+/// Domain     inner and shared_inner are multiples of the cuts
 /// Effects    writes all of products
 pub struct ExpertsProducts<E, F = Plain, S = Plain>(PhantomData<(E, F, S)>);
 
@@ -99,6 +99,14 @@ pub struct Sizes {
     pub experts: u32,
     /// Experts per row.
     pub k: u32,
+    /// Cuts of the inner widths: 2, or 1 on a rank that has one half.
+    pub cuts: u32,
+    /// Columns of a longer row of a routed expert's down projection that the first block of fp8 has before the first.
+    pub offset: u32,
+    /// The same of the shared expert.
+    pub shared_offset: u32,
+    /// Not used; zero.
+    pub zero: u32,
 }
 
 /// Arguments of [`ExpertsUp`].
@@ -280,10 +288,24 @@ const fn parts_shared(routed: Format, shared: Format) -> u32 {
 }
 
 impl Sizes {
+    /// No rows, of a rank that has everything.
+    pub const WHOLE: Sizes = Sizes {
+        rows: 0,
+        hidden: 0,
+        inner: 0,
+        shared_inner: 0,
+        experts: 0,
+        k: 0,
+        cuts: CUTS as u32,
+        offset: 0,
+        shared_offset: 0,
+        zero: 0,
+    };
+
     fn check(&self) -> Result<(), String> {
-        let Sizes { rows, hidden, inner, shared_inner, experts, k } = *self;
+        let Sizes { rows, hidden, inner, shared_inner, experts, k, .. } = *self;
         if [rows, hidden, inner, shared_inner, experts, k].contains(&0) {
-            return Err(format!("all of {self:?} must be positive"));
+            return Err(format!("all sizes of {self:?} must be positive"));
         }
         match k <= experts {
             true => Ok(()),
@@ -299,16 +321,20 @@ impl Sizes {
 
     /// Down projections of a routed expert, and of the shared one.
     fn down(&self, routed: Format, shared: Format) -> [Matrix; 2] {
-        let matrix =
-            |inner: u32, format| Matrix::plain(self.hidden as usize, inner as usize).cut().stored(format);
-        [matrix(self.inner, routed), matrix(self.shared_inner, shared)]
+        let matrix = |inner: u32, offset: u32, format| Matrix {
+            cuts: self.cuts as usize,
+            offset: offset as usize,
+            ..Matrix::plain(self.hidden as usize, inner as usize).stored(format)
+        };
+        [matrix(self.inner, self.offset, routed), matrix(self.shared_inner, self.shared_offset, shared)]
     }
 
     fn check_cuts(&self, routed: Format, shared: Format) -> Result<(), String> {
-        let Sizes { inner, shared_inner, .. } = *self;
-        if ![inner, shared_inner].iter().all(|width| width.is_multiple_of(CUTS as u32)) {
+        let Sizes { inner, shared_inner, cuts, .. } = *self;
+        let fits = |width: &u32| width.is_multiple_of(cuts);
+        if !(1..=CUTS as u32).contains(&cuts) || ![inner, shared_inner].iter().all(fits) {
             return Err(format!(
-                "inner {inner} and shared_inner {shared_inner} must be multiples of the {CUTS} cuts"
+                "inner {inner} and shared_inner {shared_inner} in {cuts} cuts: multiples of them, which are 1 to {CUTS}"
             ));
         }
         self.down(routed, shared).iter().try_for_each(|matrix| matrix.check(Order::Rows))
@@ -319,7 +345,7 @@ impl Sizes {
         (self.rows as usize).div_ceil(PART_ROWS) + self.experts as usize
     }
 
-    /// `[2, rows, k + 1, hidden]`: the down projections of every place, the shared expert's last. The weights
+    /// `[cuts, rows, k + 1, hidden]`: the down projections of every place, the shared expert's last. The weights
     /// are a, s, down and shared_down.
     fn products<E: Element>(
         &self,
@@ -336,23 +362,41 @@ impl Sizes {
         let [routed, shared] = self.down(routed, shared);
         let down = Weights::<E>::read(&routed, self.experts as usize, down, memory)?;
         let shared_down = Weights::<E>::read(&shared, 1, shared_down, memory)?;
-        let mut products = vec![0.0; CUTS * rows * (k + 1) * hidden];
+        let mut products = vec![0.0; self.cuts as usize * rows * (k + 1) * hidden];
         for (cut, products) in products.chunks_exact_mut(rows * (k + 1) * hidden).enumerate() {
             let routed = spread::map(groups.iter().collect(), rows * self.work(), |(id, pairs)| {
                 let a = gather(&a, inner, pairs.iter().copied());
-                product(half(&a, inner, cut), half_of(down.matrix(*id, hidden), inner, cut))
+                product(self.columns(&a, inner, cut), self.weights_of(down.matrix(*id, hidden), inner, cut))
             });
             for ((_, pairs), routed) in groups.iter().zip(&routed) {
                 for (pair, routed) in pairs.iter().zip(routed.chunks_exact(hidden)) {
                     products[(pair / k * (k + 1) + pair % k) * hidden..][..hidden].copy_from_slice(routed);
                 }
             }
-            let shared = product(half(&s, shared_inner, cut), half_of(shared_down, shared_inner, cut));
+            let columns = self.columns(&s, shared_inner, cut);
+            let shared = product(columns, self.weights_of(shared_down, shared_inner, cut));
             for (r, shared) in shared.chunks_exact(hidden).enumerate() {
                 products[(r * (k + 1) + k) * hidden..][..hidden].copy_from_slice(shared);
             }
         }
         Ok(products)
+    }
+
+    /// Columns of cut `cut` of a matrix of `inner` columns.
+    fn columns<'a, T>(&self, matrix: &'a [T], inner: usize, cut: usize) -> Columns<'a, T> {
+        let part = inner / self.cuts as usize;
+        Columns { matrix, inner, from: cut * part, to: (cut + 1) * part }
+    }
+
+    /// Columns of cut `cut` of weights of `inner` columns.
+    fn weights_of<'a, E: Element>(
+        &self,
+        weights: Weights<'a, E>,
+        inner: usize,
+        cut: usize,
+    ) -> Weights<'a, E> {
+        let part = inner / self.cuts as usize;
+        weights.columns(cut * part, (cut + 1) * part)
     }
 
     /// The multiply-adds of one row through matrices of `inner` and `shared_inner` by `hidden`.
@@ -454,8 +498,8 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, 
     fn grid(args: &DownArgs) -> Grid {
         let groups = args.sizes.rows.div_ceil(DOWN_ROWS);
         let tiles = args.sizes.hidden.div_ceil(TILE as u32);
-        let runs = runs(tiles, groups * CUTS as u32, DOWN_TILES, 2 * MULTIPROCESSORS);
-        Grid::plane((runs * groups) as usize, CUTS)
+        let runs = runs(tiles, groups * args.sizes.cuts, DOWN_TILES, 2 * MULTIPROCESSORS);
+        Grid::plane((runs * groups) as usize, args.sizes.cuts as usize)
     }
 
     fn host(args: &DownArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -469,7 +513,7 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsDown<E, F, 
             ids,
             memory,
         )?;
-        let p = memory.write(args.p, CUTS * rows * hidden)?;
+        let p = memory.write(args.p, sizes.cuts as usize * rows * hidden)?;
         sum(&products, weights, places, hidden, p);
         Ok(())
     }
@@ -524,7 +568,7 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsProducts<E,
 
     fn grid(args: &ProductsArgs) -> Grid {
         let runs = (args.sizes.hidden as usize).div_ceil(TILE).div_ceil(PART_TILES);
-        Grid::plane(runs * args.sizes.work_groups(), CUTS)
+        Grid::plane(runs * args.sizes.work_groups(), args.sizes.cuts as usize)
     }
 
     fn host(args: &ProductsArgs, memory: &Access<'_>) -> Result<(), Fault> {
@@ -544,7 +588,9 @@ impl<E: Element, F: WeightFormat, S: WeightFormat> Kernel for ExpertsProducts<E,
             &ids,
             memory,
         )?;
-        memory.write(args.products, CUTS * rows * (k + 1) * hidden)?.copy_from_slice(&products);
+        memory
+            .write(args.products, sizes.cuts as usize * rows * (k + 1) * hidden)?
+            .copy_from_slice(&products);
         Ok(())
     }
 }
@@ -560,16 +606,17 @@ impl Kernel for ExpertsSum {
     }
 
     fn grid(args: &SumArgs) -> Grid {
-        Grid::plane(args.sizes.rows as usize, CUTS)
+        Grid::plane(args.sizes.rows as usize, args.sizes.cuts as usize)
     }
 
     fn host(args: &SumArgs, memory: &Access<'_>) -> Result<(), Fault> {
         let sizes = &args.sizes;
         let (rows, hidden, places) = (sizes.rows as usize, sizes.hidden as usize, sizes.k as usize + 1);
         sizes.groups(memory.read(args.ids, rows * sizes.k as usize)?, memory)?;
-        let products = memory.read(args.products, CUTS * rows * places * hidden)?;
+        let cuts = sizes.cuts as usize;
+        let products = memory.read(args.products, cuts * rows * places * hidden)?;
         let weights = memory.read(args.weights, rows * places)?;
-        sum(products, weights, places, hidden, memory.write(args.p, CUTS * rows * hidden)?);
+        sum(products, weights, places, hidden, memory.write(args.p, cuts * rows * hidden)?);
         Ok(())
     }
 }
@@ -590,7 +637,7 @@ fn runs(tiles: u32, lists: u32, most: u32, at_once: u32) -> u32 {
     (waves * at_once / lists).clamp(tiles.div_ceil(most), tiles)
 }
 
-/// Adds up the places of each row in order, weighed. `products` is `[2, rows, places, hidden]`.
+/// Adds up the places of each row in order, weighed. `products` is `[cuts, rows, places, hidden]`.
 fn sum(products: &[f32], weights: &[f32], places: usize, hidden: usize, p: &mut [f32]) {
     let rows = weights.len() / places;
     for (at, (p, products)) in
@@ -607,17 +654,6 @@ fn sum(products: &[f32], weights: &[f32], places: usize, hidden: usize, p: &mut 
 /// Gate and up rows of an inner width.
 fn pairs(inner: usize, columns: usize) -> Matrix {
     Matrix::plain(2 * inner, columns).grouped(2)
-}
-
-/// Columns of half `cut` of a matrix of `inner` columns.
-fn half<T>(matrix: &[T], inner: usize, cut: usize) -> Columns<'_, T> {
-    let half = inner / CUTS;
-    Columns { matrix, inner, from: cut * half, to: (cut + 1) * half }
-}
-
-/// Columns of half `cut` of weights of `inner` columns.
-fn half_of<E: Element>(weights: Weights<'_, E>, inner: usize, cut: usize) -> Weights<'_, E> {
-    weights.columns(cut * inner / CUTS, (cut + 1) * inner / CUTS)
 }
 
 /// The named rows of `x`, one after another.

@@ -46,6 +46,7 @@ pub mod spread;
 pub mod state;
 pub mod table;
 pub mod tiles;
+pub mod weave;
 pub mod weight;
 
 #[doc(hidden)]

@@ -29,14 +29,15 @@ pub struct Linear<E, F = Plain, const PROMPT: bool = false>(PhantomData<(E, F)>)
 /// As [`Linear`], with y in f32 and not rounded: for logits that decide something.
 pub struct LinearWide<E, const PROMPT: bool = false>(PhantomData<E>);
 
-/// A linear layer whose sum is cut in two: two partial sums over the halves of the inner width.
+/// A linear layer whose sum is cut in two: partial sums over the halves of the inner width, or over the one half that a
+/// rank has.
 ///
 /// ```text
-/// p[c, r, o] = sum over i in half c of w[o, i] * x[r, i]
+/// p[c, r, o] = sum over i in cut c of w[o, i] * x[r, i]
 /// ```
 /// Shapes     x: `[rows, inner]` elements, w: `[outputs, inner]` in format F, cut, in the device's order; p:
-///            `[2, rows, outputs]` f32, rows `stride` apart
-/// Domain     inner is even; nvfp4: a multiple of 16
+///            `[cuts, rows, outputs]` f32, rows `stride` apart
+/// Domain     inner is a multiple of the cuts; nvfp4: and of 16
 /// Effects    writes all of p, nothing between its rows
 pub struct LinearCut<E, F = Plain, const PROMPT: bool = false>(PhantomData<(E, F)>);
 
@@ -65,6 +66,10 @@ pub struct Args {
     pub outputs: u32,
     /// From one row of y to the next, in numbers: at least the outputs, more where y is a part of wider rows.
     pub stride: u32,
+    /// Cuts of the inner width: 1, but for a cut layer on a rank that has both.
+    pub cuts: u32,
+    /// Columns of a longer row that the first block of fp8 has before the first.
+    pub offset: u32,
 }
 
 impl Args {
@@ -72,37 +77,29 @@ impl Args {
         (self.rows as usize, self.inner as usize, self.outputs as usize)
     }
 
-    fn matrix(&self, format: Format, cuts: usize) -> Matrix {
+    fn matrix(&self, format: Format) -> Matrix {
         let (_, inner, outputs) = self.sizes();
-        Matrix { cuts, ..Matrix::plain(outputs, inner).stored(format) }
+        let (cuts, offset) = (self.cuts as usize, self.offset as usize);
+        Matrix { cuts, offset, ..Matrix::plain(outputs, inner).stored(format) }
     }
 
-    fn grid(&self, format: Format, prompt: bool, cuts: usize) -> Grid {
-        let rows = self.rows as usize;
-        let tiles = self.matrix(format, cuts).tiles();
+    fn grid(&self, format: Format, prompt: bool, together: usize) -> Grid {
+        let (rows, cuts) = (self.rows as usize, self.cuts as usize);
+        let tiles = self.matrix(format).tiles();
         match (prompt, format) {
             (true, Format::Plain) => {
                 Grid::plane(tiles.div_ceil(PANEL_TILES) * rows.div_ceil(PANEL_ROWS), cuts)
             }
             (true, _) => Grid::plane(tiles.div_ceil(PART_TILES) * rows.div_ceil(PART_ROWS), cuts),
-            (false, _) => Grid::space(
-                blocks(tiles),
-                cuts,
-                rows.div_ceil(if cuts == 1 { NARROW_ROWS } else { CUT_ROWS }),
-            ),
+            (false, _) => Grid::space(blocks(tiles), cuts, rows.div_ceil(together)),
         }
     }
 
     /// The sums of each cut in turn, `[rows, outputs]`, not rounded.
-    fn sums<E: Element>(
-        &self,
-        format: Format,
-        cuts: usize,
-        memory: &Access<'_>,
-    ) -> Result<Vec<Vec<f32>>, Fault> {
-        let (rows, inner, _) = self.sizes();
+    fn sums<E: Element>(&self, format: Format, memory: &Access<'_>) -> Result<Vec<Vec<f32>>, Fault> {
+        let ((rows, inner, _), cuts) = (self.sizes(), self.cuts as usize);
         let x = widened(memory.read::<E>(self.x.cast(), rows * inner)?);
-        let w = Weights::<E>::read(&self.matrix(format, cuts), 1, self.w, memory)?;
+        let w = Weights::<E>::read(&self.matrix(format), 1, self.w, memory)?;
         let part = inner / cuts;
         let sums = (0..cuts).map(|cut| {
             let (from, to) = (cut * part, (cut + 1) * part);
@@ -128,7 +125,7 @@ impl Args {
         Ok(())
     }
 
-    fn check(&self, format: Format, cuts: usize) -> Result<(), String> {
+    fn check(&self, format: Format, most_cuts: usize) -> Result<(), String> {
         let (rows, inner, outputs) = self.sizes();
         if [rows, inner, outputs].contains(&0) {
             return Err(format!("rows {rows}, inner {inner} and outputs {outputs} must all be positive"));
@@ -136,10 +133,13 @@ impl Args {
         if self.stride < self.outputs {
             return Err(format!("stride {} is less than outputs {outputs}", self.stride));
         }
-        if inner % cuts != 0 {
-            return Err(format!("inner {inner} is not a multiple of the {cuts} cuts"));
+        let cuts = self.cuts as usize;
+        if !(1..=most_cuts).contains(&cuts) || inner % cuts != 0 {
+            return Err(format!(
+                "inner {inner} in {cuts} cuts: a multiple of them, which are 1 to {most_cuts}"
+            ));
         }
-        self.matrix(format, cuts).check(Order::Rows)
+        self.matrix(format).check(Order::Rows)
     }
 }
 
@@ -180,11 +180,11 @@ impl<E: Element, F: WeightFormat, const PROMPT: bool> Kernel for Linear<E, F, PR
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(F::FORMAT, PROMPT, 1)
+        args.grid(F::FORMAT, PROMPT, NARROW_ROWS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        args.store::<E>(&args.sums::<E>(F::FORMAT, 1, memory)?, memory, narrow)
+        args.store::<E>(&args.sums::<E>(F::FORMAT, memory)?, memory, narrow)
     }
 }
 
@@ -199,11 +199,11 @@ impl<E: Element, const PROMPT: bool> Kernel for LinearWide<E, PROMPT> {
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(Format::Plain, PROMPT, 1)
+        args.grid(Format::Plain, PROMPT, NARROW_ROWS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let sums = args.sums::<E>(Format::Plain, 1, memory)?;
+        let sums = args.sums::<E>(Format::Plain, memory)?;
         args.store::<f32>(&sums, memory, |sums, y| y.copy_from_slice(sums))
     }
 }
@@ -222,11 +222,11 @@ impl<E: Element, F: WeightFormat, const PROMPT: bool> Kernel for LinearCut<E, F,
     }
 
     fn grid(args: &Args) -> Grid {
-        args.grid(F::FORMAT, PROMPT, CUTS)
+        args.grid(F::FORMAT, PROMPT, CUT_ROWS)
     }
 
     fn host(args: &Args, memory: &Access<'_>) -> Result<(), Fault> {
-        let sums = args.sums::<E>(F::FORMAT, CUTS, memory)?;
+        let sums = args.sums::<E>(F::FORMAT, memory)?;
         args.store::<f32>(&sums, memory, |sums, p| p.copy_from_slice(sums))
     }
 }

@@ -14,7 +14,7 @@ use crate::numerics::Element;
 use crate::weight::{Format, Fp8, Nvfp4, Plain};
 use crate::{
     advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, random, read,
-    residual, router, rows, sample, tiles,
+    residual, router, rows, sample, tiles, weave,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
@@ -92,6 +92,7 @@ pub const ALL: &[&Definition] = &[
     ngram::NgramGather::<bf16, Nvfp4>::DEFINITION,
     ngram::NgramGate::<bf16>::DEFINITION,
     ngram::NgramConv::<bf16>::DEFINITION,
+    weave::Weave::<bf16>::DEFINITION,
     sample::Mark::DEFINITION,
     sample::Sample::<bf16>::DEFINITION,
     advance::Advance::DEFINITION,
@@ -143,6 +144,7 @@ sources! {
     ROUTER = "router.cu",
     ROWS = "rows.cu",
     SAMPLE = "sample.cu",
+    WEAVE = "weave.cu",
 }
 
 macro_rules! includes {
@@ -296,6 +298,7 @@ mod tests {
             (NGRAM.text, "GATE_THREADS", residual::THREADS),
             (NGRAM.text, "GATE_HELD", residual::HELD),
             (INDEX.text, "HELD", 2 * index::CUDA_TOP),
+            (WEAVE.text, "RUN", crate::weave::RUN),
             (CHUNK.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
             (CHUNK.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
             (CHUNK.text, "READY", delta::READY as u32),

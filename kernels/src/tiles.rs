@@ -65,8 +65,8 @@ pub struct Args {
     pub cuts: u32,
     /// Number of matrices.
     pub count: u32,
-    /// Not used; zero.
-    pub zero: u32,
+    /// Columns that the first block of fp8 has before the first.
+    pub offset: u32,
 }
 
 impl Place {
@@ -109,16 +109,16 @@ impl Place {
 impl Args {
     /// Packing of `count` matrices.
     pub fn new(matrix: &Matrix, count: usize, from: Place, to: Place) -> Args {
-        let Matrix { outputs, groups, columns, cuts, format: _ } = *matrix;
-        let [outputs, groups, columns, cuts, count] =
-            [outputs, groups, columns, cuts, count].map(|n| n as u32);
-        Args { from, to, outputs, groups, columns, cuts, count, zero: 0 }
+        let Matrix { outputs, groups, columns, cuts, offset, format: _ } = *matrix;
+        let [outputs, groups, columns, cuts, offset, count] =
+            [outputs, groups, columns, cuts, offset, count].map(|n| n as u32);
+        Args { from, to, outputs, groups, columns, cuts, count, offset }
     }
 
     fn matrix(&self, format: Format) -> Matrix {
-        let [outputs, groups, columns, cuts] =
-            [self.outputs, self.groups, self.columns, self.cuts].map(|n| n as usize);
-        Matrix { outputs, groups, columns, cuts, format }
+        let [outputs, groups, columns, cuts, offset] =
+            [self.outputs, self.groups, self.columns, self.cuts, self.offset].map(|n| n as usize);
+        Matrix { outputs, groups, columns, cuts, offset, format }
     }
 }
 
@@ -186,7 +186,7 @@ fn pack_fp8(args: &Args, matrix: Matrix, memory: &Access<'_>) -> Result<(), Faul
     let from_scales = memory.read::<f32>(args.from.scales.cast(), count * rows.scales / 4)?;
     let to = memory.write::<u8>(args.to.codes, count * tiles.codes)?;
     let scales = memory.write::<f32>(args.to.scales.cast(), count * tiles.scales / 4)?;
-    let (units, blocks) = (matrix.units(), matrix.columns.div_ceil(BLOCK));
+    let (units, blocks) = (matrix.units(), matrix.blocks());
     scales.fill(0.0);
     for index in 0..count {
         let (from, from_scales) = (&from[index * rows.codes..], &from_scales[index * rows.scales / 4..]);
@@ -199,7 +199,8 @@ fn pack_fp8(args: &Args, matrix: Matrix, memory: &Access<'_>) -> Result<(), Faul
                 None => 0,
                 Some((row, column)) => {
                     if n.lane == 0 {
-                        scales[unit * 2 + n.upper] = from_scales[row * blocks + column / BLOCK];
+                        scales[unit * 2 + n.upper] =
+                            from_scales[row * blocks + (matrix.offset + column) / BLOCK];
                     }
                     from[row * matrix.columns + column]
                 }

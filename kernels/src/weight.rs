@@ -103,6 +103,8 @@ pub struct Matrix {
     pub columns: usize,
     /// Cuts of the columns, 1 or [`CUTS`].
     pub cuts: usize,
+    /// Columns of a longer row that share the first [`BLOCK`] with this one's and come before it: what another rank has.
+    pub offset: usize,
     /// How its numbers are stored.
     pub format: Format,
 }
@@ -113,7 +115,7 @@ pub struct Matrix {
 /// | --- | --- | --- | --- | --- |
 /// | plain | rows | elements `[rows, columns]` | | |
 /// | | tiles | bf16 `[tiles, units, 4, 32, 8]` | | |
-/// | fp8 | rows | u8 `[rows, columns]` | f32 `[rows, columns / 128]` | |
+/// | fp8 | rows | u8 `[rows, columns]` | f32 `[rows, (offset + columns) / 128]` | |
 /// | | tiles | u8 `[tiles, units, 2, 32, 16]` | f32 `[tiles, units, 2]`: rows 0..8 and 8..16 of the tile | |
 /// | nvfp4 | rows | u8 `[rows, columns / 2]` | u8 `[rows, columns / 16]` | f32 `[rows]` |
 /// | | tiles | u8 `[tiles, units, 32, 16]` | u8 `[tiles, units, 32, 2]` | f32 `[tiles, 16]` |
@@ -132,7 +134,7 @@ pub struct Parts {
 impl Matrix {
     /// A matrix of elements whose rows stand alone.
     pub fn plain(outputs: usize, columns: usize) -> Matrix {
-        Matrix { outputs, groups: 1, columns, cuts: 1, format: Format::Plain }
+        Matrix { outputs, groups: 1, columns, cuts: 1, offset: 0, format: Format::Plain }
     }
 
     /// The same matrix, its numbers stored like this.
@@ -143,6 +145,11 @@ impl Matrix {
     /// The same matrix, its columns cut as sums over ranks are.
     pub fn cut(self) -> Matrix {
         Matrix { cuts: CUTS, ..self }
+    }
+
+    /// The same matrix, whose rows go on from column `first` of longer ones.
+    pub fn from_column(self, first: usize) -> Matrix {
+        Matrix { offset: first % BLOCK, ..self }
     }
 
     /// The same rows as so many groups.
@@ -183,12 +190,12 @@ impl Matrix {
     /// # Errors
     /// Which size does not fit the format, and what would.
     pub fn check(&self, order: Order) -> Result<(), String> {
-        let Matrix { outputs, groups, columns, cuts, format } = *self;
+        let Matrix { outputs, groups, columns, cuts, offset, format } = *self;
         let fits = outputs > 0 && (1..=TILE).contains(&groups) && columns > 0;
-        if !fits || cuts == 0 || !columns.is_multiple_of(cuts) {
+        if !fits || cuts == 0 || !columns.is_multiple_of(cuts) || offset >= BLOCK {
             return Err(format!(
-                "outputs {outputs}, groups {groups}, columns {columns}, cuts {cuts}: all positive, at most \
-                 {TILE} groups, columns a multiple of cuts"
+                "outputs {outputs}, groups {groups}, columns {columns}, cuts {cuts}, offset {offset}: all but the last \
+                 positive, at most {TILE} groups, columns a multiple of cuts, an offset below {BLOCK}"
             ));
         }
         let width = columns / cuts;
@@ -212,9 +219,15 @@ impl Matrix {
         (0..self.cuts).all(|cut| {
             (0..width).step_by(UNIT).all(|from| {
                 let last = (from + UNIT).min(width) - 1;
-                (cut * width + from) / BLOCK == (cut * width + last) / BLOCK
+                let block = |column: usize| (self.offset + cut * width + column) / BLOCK;
+                block(from) == block(last)
             })
         })
+    }
+
+    /// Scales of a row in fp8.
+    pub fn blocks(&self) -> usize {
+        (self.offset + self.columns).div_ceil(BLOCK)
     }
 
     /// Bytes of the parts of one matrix, for elements of so many bytes.
@@ -222,7 +235,7 @@ impl Matrix {
         let numbers = self.elements(order);
         let (scales, globals) = match (self.format, order) {
             (Format::Plain, _) => (0, 0),
-            (Format::Fp8, Order::Rows) => (self.rows() * self.columns.div_ceil(BLOCK) * 4, 0),
+            (Format::Fp8, Order::Rows) => (self.rows() * self.blocks() * 4, 0),
             (Format::Fp8, Order::Tiles) => (self.tiles() * self.units() * 2 * 4, 0),
             (Format::Nvfp4, Order::Rows) => (numbers / GROUP, self.rows() * 4),
             (Format::Nvfp4, Order::Tiles) => (numbers / GROUP, self.tiles() * TILE * 4),

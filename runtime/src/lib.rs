@@ -27,5 +27,6 @@ pub mod runner;
 pub mod sampling;
 pub mod scratch;
 pub mod sha;
+pub mod share;
 pub mod tokenizer;
 pub mod weights;

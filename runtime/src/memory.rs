@@ -83,8 +83,8 @@ impl MemoryPlan {
         limits: RoundLimits,
         graphs: GraphPlan,
     ) -> MemoryPlan {
-        let Opened { checkpoint, weights, load, .. } = opened;
-        let WeightForm { element, table, .. } = weights.form();
+        let Opened { weights, load, .. } = opened;
+        let WeightForm { element, table, share, .. } = weights.form();
         let (kind, table_kind) = weights.stored().text(element);
         let (place, home) = match table {
             TablePlace::Device => (Place::Device, "in device memory"),
@@ -130,7 +130,7 @@ impl MemoryPlan {
             let detail = format!("{pages} of {page} bytes, 64 positions each");
             parts.push(part("pages", pages * page, Place::Device, detail, "--memory"));
         }
-        let buffers = Scratch::bytes(&checkpoint.config, element, limits);
+        let buffers = Scratch::bytes(weights.config(), share, element, limits);
         let rounds = format!("rounds of up to {} rows", limits.rows);
         parts.push(part("round buffers", buffers, Place::Device, rounds, ""));
         let place = if graphs.on_device { Place::Device } else { Place::Host };

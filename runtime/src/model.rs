@@ -9,7 +9,7 @@
 //! A block's output reaches the streams one launch later, merged with the norm of the next block; so the
 //! partial sums of the last block are always *pending* ([`Body::pending`]).
 
-use graph::{Emission, Ptr, Result};
+use graph::{Communicator, Emission, Ptr, Result};
 use kernels::attend::parts;
 use kernels::index::split;
 use kernels::numerics::ElementType;
@@ -17,11 +17,12 @@ use kernels::rope::Rotary;
 use kernels::state::RowRange;
 use kernels::table::Kind;
 use kernels::{advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, launch, linear};
-use kernels::{ngram, residual, router, rows, sample};
+use kernels::{ngram, residual, router, rows, sample, weave};
 
 use crate::config::{ModelConfig, OutputGate};
 use crate::lanes::{Lanes, LayerSpans};
 use crate::scratch::Buffers;
+use crate::share::Share;
 use crate::weights::{
     HyperWeights, MixerWeights, MoeWeights, NgramWeights, Piece, RecurrentWeights, SparseWeights, Weights,
 };
@@ -71,19 +72,28 @@ pub enum Picks {
     None,
 }
 
-/// A model ready to emit rounds.
+/// A model ready to emit rounds, or one rank's share of it.
 pub struct Model {
-    /// Its settings.
+    /// The settings of what is here.
     pub config: ModelConfig,
+    /// Which part of the model that is.
+    pub share: Share,
     /// Element type of activations and weights.
     pub element: ElementType,
     /// Its weights.
     pub weights: Weights,
     /// Ids from here on have no text and are never picked.
     pub choices: usize,
+    /// The way to the rank with the other share; none if everything is here.
+    pub communicator: Option<Communicator>,
 }
 
 impl Model {
+    /// Columns that the first block of fp8 has before the first of this rank's `columns` of a cut sum.
+    fn offset(&self, columns: usize) -> u32 {
+        self.share.offset(columns) as u32
+    }
+
     /// Emits a round of this shape over `buffers`.
     pub fn emit(&self, shape: &RoundShape<'_>, buffers: &Buffers, emission: &mut Emission) -> Result<()> {
         let rows = shape.groups.iter().map(|group| group.rows).sum();
@@ -405,6 +415,10 @@ impl<'a> Body<'a> {
             shared_inner: c.shared_expert_intermediate_size as u32,
             experts: c.num_experts as u32,
             k: c.num_experts_per_tok as u32,
+            cuts: self.model.share.cuts() as u32,
+            offset: self.model.offset(c.moe_intermediate_size),
+            shared_offset: self.model.offset(c.shared_expert_intermediate_size),
+            zero: 0,
         };
         let logits = self.linear_args(b.mixed, w.router, b.router.cast(), c.hidden_size, c.num_experts + 1);
         route!(self, linear::LinearWide, linear::LinearWidePrompt, &logits)?;
@@ -424,13 +438,12 @@ impl<'a> Body<'a> {
         let (x, a, s) = (b.mixed, b.expert_inner, b.shared_inner);
         let (gate_up, shared_gate_up) = (w.gate_up, w.shared_gate_up);
         let up = experts::UpArgs { x, ids, list, starts, gate_up, shared_gate_up, a, s, sizes };
-        let (down, shared_down, weights, p) = (w.down, w.shared_down, b.expert_weights, b.partials);
-        self.pending = true;
+        let (down, shared_down, weights, p) = (w.down, w.shared_down, b.expert_weights, self.own_partials());
         match self.shape.kind {
             Kind::Decode => {
                 launch!(self.e, element, [w.routed, w.shared], experts::ExpertsUp, &up)?;
                 let args = experts::DownArgs { a, s, ids, weights, down, shared_down, p, sizes };
-                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsDown, &args)
+                launch!(self.e, element, [w.routed, w.shared], experts::ExpertsDown, &args)?;
             }
             Kind::Prompt => {
                 let products = b.expert_products;
@@ -438,9 +451,16 @@ impl<'a> Body<'a> {
                 launch!(self.e, element, [w.routed, w.shared], experts::ExpertsUpPrompt, &up)?;
                 let args = experts::ProductsArgs { a, s, list, starts, down, shared_down, products, sizes };
                 launch!(self.e, element, [w.routed, w.shared], experts::ExpertsProducts, &args)?;
-                self.e.launch::<experts::ExpertsSum>(&experts::SumArgs { products, ids, weights, p, sizes })
+                self.e.launch::<experts::ExpertsSum>(&experts::SumArgs {
+                    products,
+                    ids,
+                    weights,
+                    p,
+                    sizes,
+                })?;
             }
         }
+        self.exchange_partials()
     }
 
     /// The head and the sampler over the rows that reach them, and the hand-over to the next round.
@@ -486,9 +506,7 @@ impl<'a> Body<'a> {
         self.residual(w.mixer.gain, from, picked)?;
         let normed = b.normed.byte_add(from * c.streams_width() * element.bytes());
         self.mix(&w.mixer, normed, b.hidden, picked)?;
-        let head = self.linear_args(b.hidden, w.head.at, b.logits, c.hidden_size, c.vocab_size);
-        let head = linear::Args { rows: picked as u32, ..head };
-        route!(self, [w.head.format], linear::Linear, linear::LinearPrompt, &head)?;
+        self.head(picked)?;
         for (first, lanes, count) in self.groups().filter(|(first, _, count)| first + count > from) {
             let picked_first = first.max(from);
             let at = picked_first - from;
@@ -512,6 +530,25 @@ impl<'a> Body<'a> {
             )?;
         }
         Ok(())
+    }
+
+    /// The logits of so many rows.
+    fn head(&mut self, rows: usize) -> Result<()> {
+        let (c, b, element, share) = (self.c, self.b, self.model.element, self.model.share);
+        let (w, width) = (&self.model.weights.head, self.model.weights.head.outputs);
+        let part = rows * width * element.bytes();
+        let to = match &self.model.communicator {
+            None => b.logits,
+            Some(_) => b.logit_parts.byte_add(share.rank() * part),
+        };
+        let args = self.linear_args(b.hidden, w.at, to, c.hidden_size, width);
+        let args = linear::Args { rows: rows as u32, ..args };
+        route!(self, [w.format], linear::Linear, linear::LinearPrompt, &args)?;
+        let Some(communicator) = &self.model.communicator else { return Ok(()) };
+        self.e.gather(communicator, b.logit_parts, part)?;
+        let (from, to, parts) = (b.logit_parts, b.logits, share.ranks() as u32);
+        let args = weave::Args { from, to, parts, rows: rows as u32, width: width as u32, zero: 0 };
+        launch!(self.e, element, weave::Weave, &args)
     }
 
     /// Writes what is pending back to the streams, and norms nothing.
@@ -588,9 +625,28 @@ impl<'a> Body<'a> {
 
     /// The output projection of a mixer over all rows: partial sums, which are then pending.
     fn linear_cut(&mut self, x: Ptr<u8>, w: &Piece<Ptr<u8>>, inner: usize) -> Result<()> {
-        let args = self.linear_args(x, w.at, self.b.partials.cast(), inner, self.c.hidden_size);
+        let args = self.linear_args(x, w.at, self.own_partials().cast(), inner, self.c.hidden_size);
+        let (cuts, offset) = (self.model.share.cuts() as u32, self.model.offset(inner));
+        let args = linear::Args { cuts, offset, ..args };
+        route!(self, [w.format], linear::LinearCut, linear::LinearCutPrompt, &args)?;
+        self.exchange_partials()
+    }
+
+    /// Where the partial sums go that are made here.
+    fn own_partials(&self) -> Ptr<f32> {
+        self.b.partials.at(self.model.share.rank() * self.rows * self.c.hidden_size)
+    }
+
+    /// Brings the partial sums of all ranks to each of them. They are pending then.
+    fn exchange_partials(&mut self) -> Result<()> {
         self.pending = true;
-        route!(self, [w.format], linear::LinearCut, linear::LinearCutPrompt, &args)
+        match &self.model.communicator {
+            Some(communicator) => {
+                let bytes = size_of::<f32>() * self.rows * self.c.hidden_size;
+                self.e.gather(communicator, self.b.partials.cast(), bytes)
+            }
+            None => Ok(()),
+        }
     }
 
     fn linear_args(&self, x: Ptr<u8>, w: Ptr<u8>, y: Ptr<u8>, inner: usize, outputs: usize) -> linear::Args {
@@ -602,6 +658,8 @@ impl<'a> Body<'a> {
             inner: inner as u32,
             outputs: outputs as u32,
             stride: outputs as u32,
+            cuts: 1,
+            offset: 0,
         }
     }
 

@@ -207,7 +207,7 @@ impl Opened {
     /// Reads the weights to `device`.
     pub fn load(self, device: &Device, progress: &mut dyn FnMut(Progress)) -> Result<OpenModel, Error> {
         let Opened { checkpoint, tokenizer, chat, weights, load, full_layers } = self;
-        let element = weights.form().element;
+        let (WeightForm { element, share, .. }, config) = (weights.form(), weights.config().clone());
         let loaded = match load {
             Load::Checkpoint { .. } => {
                 if weights.quantises() {
@@ -226,7 +226,7 @@ impl Opened {
             }
         };
         let choices = checkpoint.config.vocab_size.min(tokenizer.last_text_id() as usize + 1);
-        let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
+        let model = Model { config, share, element, weights: loaded.weights, choices, communicator: None };
         Ok(OpenModel { model, weights: loaded.memory, tokenizer, chat, stop_ids: checkpoint.generation.stop })
     }
 }

@@ -182,7 +182,7 @@ impl Probe {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Probe, Error> {
         opened.unused().into_iter().for_each(&mut *progress);
-        let layout = LaneLayout::new(&opened.checkpoint.config, options.element, longest);
+        let layout = LaneLayout::new(opened.weights.config(), options.element, longest);
         let edits = rows / PAGE + 2;
         let limits = RoundLimits { rows, picked_rows: rows, decode_rows: 1, context: longest, edits };
         let lane = ClassPlan { layout: &layout, first: 1, lanes: 1, pages: layout.pages_per_lane };

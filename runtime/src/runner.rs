@@ -1,8 +1,8 @@
 //! Staging and executing rounds: the device side of one round, with nothing decided here.
 
 use graph::{
-    Arena, Bank, Buffers, Device, Emission, Exec, How, Key, Pending, Readback, Recording, Result, Staging,
-    Stream,
+    Arena, Bank, Buffers, Communicator, Device, Emission, Exec, How, Key, Pending, Readback, Recording,
+    Result, Staging, Stream,
 };
 use kernels::numerics::{Element, ElementType};
 use kernels::table::{
@@ -166,8 +166,8 @@ impl Runner {
             layout: LAYOUT,
             scratch: self.scratch.arena.epoch(),
             weights: self.weights.epoch(),
-            communicator: 0,
-            split: 0,
+            communicator: self.model.communicator.as_ref().map_or(0, Communicator::epoch),
+            split: self.model.share.ranks() as u32 - 1,
         };
         if let Some(fault) = self.key_fault {
             fault(&mut key);
@@ -273,7 +273,7 @@ struct Buffering {
 
 impl Buffering {
     fn new(device: &Device, model: &Model, limits: RoundLimits) -> Result<Buffering> {
-        let scratch = Scratch::new(device, &model.config, model.element, limits)?;
+        let scratch = Scratch::new(device, &model.config, model.share, model.element, limits)?;
         let staging = Staging::new(device, "staged table", scratch.buffers.table_layout.bytes)?;
         let results = Readback::new(device, "outcomes", limits.picked_rows * size_of::<Outcome>())?;
         Ok(Buffering { scratch, staging, results })

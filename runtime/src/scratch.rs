@@ -8,6 +8,7 @@ use kernels::numerics::{CUTS, ElementType};
 use kernels::table::{Fact, Outcome, PAGE, Table, TableLayout};
 
 use crate::config::{LayerKind, ModelConfig};
+use crate::share::Share;
 
 /// How large the rounds are that the buffers are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,33 +110,42 @@ pub struct Buffers {
     pub hidden: Ptr<u8>,
     /// `[picked_rows, vocab]`.
     pub logits: Ptr<u8>,
+    /// The logits of each rank's ids, `[ranks, picked_rows, vocab / ranks]`, where several share the head.
+    pub logit_parts: Ptr<u8>,
     /// `[picked_rows]`.
     pub outcomes: Ptr<Outcome>,
 }
 
 impl Scratch {
-    /// Allocates the buffers of a model for rounds of these sizes.
+    /// Allocates the buffers of a model, or of a share of it, for rounds of these sizes.
     pub fn new(
         device: &Device,
         config: &ModelConfig,
+        share: Share,
         element: ElementType,
         limits: RoundLimits,
     ) -> graph::Result<Scratch> {
-        let arena = device.arena("round buffers", Self::bytes(config, element, limits))?;
-        let (buffers, _) = Buffers::carve(config, element, limits, arena.base());
+        let arena = device.arena("round buffers", Self::bytes(config, share, element, limits))?;
+        let (buffers, _) = Buffers::carve(config, share, element, limits, arena.base());
         Ok(Scratch { arena, limits, buffers })
     }
 
     /// Size of all buffers in bytes.
-    pub fn bytes(config: &ModelConfig, element: ElementType, limits: RoundLimits) -> usize {
-        Buffers::carve(config, element, limits, Ptr::NULL).1
+    pub fn bytes(config: &ModelConfig, share: Share, element: ElementType, limits: RoundLimits) -> usize {
+        Buffers::carve(config, share, element, limits, Ptr::NULL).1
     }
 }
 
 impl Buffers {
     /// Lays the buffers out from `base` on; the second value is the size of all of them. Run once with no
     /// memory to learn the size, and once more to bind addresses.
-    fn carve(c: &ModelConfig, element: ElementType, limits: RoundLimits, base: Ptr<u8>) -> (Buffers, usize) {
+    fn carve(
+        c: &ModelConfig,
+        share: Share,
+        element: ElementType,
+        limits: RoundLimits,
+        base: Ptr<u8>,
+    ) -> (Buffers, usize) {
         let bytes = element.bytes();
         let streams = c.streams_width();
         let recurrent = c.linear_conv_width() + c.linear_value_width() + 2 * c.linear_num_value_heads;
@@ -198,6 +208,10 @@ impl Buffers {
             ngram_normed: add("n-gram normed", rows, ngram_streams * bytes),
             hidden: add("hidden", picked, c.hidden_size * bytes),
             logits: add("logits", picked, c.vocab_size * bytes),
+            logit_parts: match share {
+                Share::WHOLE => Ptr::NULL,
+                _ => add("parts of logits", picked, c.vocab_size * bytes),
+            },
             outcomes: add("outcomes", picked, size_of::<Outcome>()).cast(),
         };
         (buffers, region.bytes())

@@ -5,6 +5,7 @@
 //! device's kernels read. The layout is made first, so that the memory plan is known before any weight is read. The
 //! n-gram tables may live elsewhere than the other weights.
 
+mod extract;
 mod load;
 mod made;
 mod read;
@@ -17,9 +18,11 @@ use kernels::numerics::ElementType;
 use kernels::weight::{Format, Matrix, Order};
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Ple, Spec, TokenMixer};
+use crate::checkpoint::layout::{Experts, HyperConnection, Layout, Moe, Ple, Spec, TokenMixer};
 use crate::config::ModelConfig;
 use crate::error::Error;
+use crate::share::Share;
+use extract::Extract;
 use load::Pace;
 pub(crate) use made::Made;
 pub use made::fill;
@@ -44,6 +47,8 @@ pub struct WeightForm {
     pub table: TablePlace,
     /// What becomes of dense projections.
     pub dense: DenseForm,
+    /// Which part of the model they are.
+    pub share: Share,
 }
 
 /// What becomes of projections outside the routed experts, and of the head, while they are loaded.
@@ -57,9 +62,15 @@ pub enum DenseForm {
 }
 
 impl WeightForm {
-    /// The form with the n-gram tables among the other weights.
+    /// The form of a whole model with the n-gram tables among the other weights.
     pub fn new(element: ElementType, order: Order) -> WeightForm {
-        WeightForm { element, order, table: TablePlace::Device, dense: DenseForm::Stored }
+        WeightForm {
+            element,
+            order,
+            table: TablePlace::Device,
+            dense: DenseForm::Stored,
+            share: Share::WHOLE,
+        }
     }
 }
 
@@ -99,6 +110,7 @@ pub struct Loaded {
 
 /// How the weights of a checkpoint will lie in memory.
 pub struct WeightPlan {
+    config: ModelConfig,
     weights: Weights<Span>,
     region: Region,
     sources: Vec<Source>,
@@ -117,12 +129,12 @@ struct Source {
 
 enum Fill {
     /// Tensors one after another, converted to elements.
-    Elements(Vec<Spec>),
+    Elements(Vec<Extract>),
     /// Tensors one after another, which are matrices one after another: elements, or codes and scales, in the device's
     /// order.
-    Matrices { specs: Vec<Spec>, matrix: Matrix, count: usize },
+    Matrices { extracts: Vec<Extract>, matrix: Matrix, count: usize },
     /// Tensors one after another, converted to f32.
-    Wide(Vec<Spec>),
+    Wide(Vec<Extract>),
     /// Bytes that come from the settings.
     Bytes(Vec<u8>),
 }
@@ -135,7 +147,8 @@ impl WeightPlan {
     /// the device's order; a scale of a whole table cannot be read.
     pub fn new(checkpoint: &Checkpoint, form: WeightForm) -> Result<WeightPlan, Error> {
         let (region, sources, tables) = (Region::new(), Vec::new(), Vec::new());
-        let mut build = Builder { checkpoint, region, sources, tables, form };
+        let config = form.share.of(&checkpoint.config)?;
+        let mut build = Builder { checkpoint, config: &config, region, sources, tables, form };
         let weights = build.weights()?;
         let Builder { region, sources, tables, .. } = build;
         fits(&sources, form.order)?;
@@ -143,7 +156,12 @@ impl WeightPlan {
         if form.table == TablePlace::Mapped {
             tables.iter().try_for_each(|table| table.mappable(checkpoint, form.element))?;
         }
-        Ok(WeightPlan { weights, region, sources, tables, form, pace: Pace::FULL })
+        Ok(WeightPlan { config, weights, region, sources, tables, form, pace: Pace::FULL })
+    }
+
+    /// The settings of the part of the model that the weights are of.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
     }
 
     /// The form of the weights.
@@ -159,8 +177,8 @@ impl WeightPlan {
     /// Whether matrices are quantised while they are loaded.
     pub fn quantises(&self) -> bool {
         self.sources.iter().any(|source| match &source.fill {
-            Fill::Matrices { specs, matrix, .. } => {
-                matrix.format != Format::Plain && format_of(&specs[0]) == Format::Plain
+            Fill::Matrices { extracts, matrix, .. } => {
+                matrix.format != Format::Plain && format_of(&extracts[0].spec) == Format::Plain
             }
             _ => false,
         })
@@ -183,15 +201,29 @@ impl WeightPlan {
     }
 }
 
+/// Rows of a tile that share a scale in fp8.
+const SHARED_ROWS: usize = 8;
+
 /// That every matrix can lie in this order.
 fn fits(sources: &[Source], order: Order) -> Result<(), Error> {
     for source in sources {
-        let Fill::Matrices { specs, matrix, .. } = &source.fill else { continue };
-        matrix.check(order).map_err(|problem| {
+        let Fill::Matrices { extracts, matrix, .. } = &source.fill else { continue };
+        let spec = &extracts[0].spec;
+        let apart = || extracts.iter().find(|extract| !extract.rows.start.is_multiple_of(SHARED_ROWS));
+        let shared = match (matrix.format, order) {
+            (Format::Fp8, Order::Tiles) => apart().map_or(Ok(()), |extract| {
+                let first = extract.rows.start;
+                Err(format!(
+                    "rows from {first} on, not a multiple of the {SHARED_ROWS} that share a scale of fp8"
+                ))
+            }),
+            _ => Ok(()),
+        };
+        matrix.check(order).and(shared).map_err(|problem| {
             let host = if order == Order::Tiles { "--device host, or " } else { "" };
             Error::Setting(format!(
                 "{} as {}: {problem}; use {host}another format for it (in bf16 all sizes go)",
-                specs[0].name,
+                spec.name,
                 matrix.format.name()
             ))
         })?;
@@ -214,6 +246,8 @@ fn has_kernels<T>(moe: &MoeWeights<T>, order: Order) -> Result<(), Error> {
 
 struct Builder<'c> {
     checkpoint: &'c Checkpoint,
+    /// The settings of the part that is laid out.
+    config: &'c ModelConfig,
     region: Region,
     sources: Vec<Source>,
     tables: Vec<TablePlan>,
@@ -222,13 +256,56 @@ struct Builder<'c> {
 
 impl Builder<'_> {
     /// Tensors one after another. They have one inner width, so they are made alike.
-    fn stack<'a>(&mut self, specs: impl IntoIterator<Item = &'a Spec>) -> Span {
-        let specs: Vec<Spec> = specs.into_iter().cloned().collect();
-        let elements: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
-        let span = self.region.add(specs[0].name.clone(), elements * self.form.element.bytes());
-        let made = Made::of(&specs[0]);
-        self.sources.push(Source { span, fill: Fill::Elements(specs), made });
+    fn stack(&mut self, extracts: Vec<Extract>) -> Span {
+        let elements: usize = extracts.iter().map(Extract::elements).sum();
+        let span = self.region.add(extracts[0].spec.name.clone(), elements * self.form.element.bytes());
+        let made = Made::of(&extracts[0].spec);
+        self.sources.push(Source { span, fill: Fill::Elements(extracts), made });
         span
+    }
+
+    /// This rank's rows of a tensor, which it has of all of so many equal runs of them.
+    fn rows_of_runs(&self, spec: &Spec, runs: usize) -> Vec<Extract> {
+        let all = Extract::from(spec).rows.len();
+        self.rows_of_segments(spec, &vec![all / runs; runs])
+    }
+
+    /// This rank's rows of a tensor, which it has of every one of segments of so many rows.
+    fn rows_of_segments(&self, spec: &Spec, segments: &[usize]) -> Vec<Extract> {
+        if self.form.share == Share::WHOLE {
+            return vec![Extract::from(spec)];
+        }
+        let starts = segments.iter().scan(0, |next, rows| {
+            let first = *next;
+            *next += rows;
+            Some((first, *rows))
+        });
+        let part = |(first, rows)| {
+            let part = self.form.share.part(rows);
+            Extract::rows(spec, first + part.start..first + part.end)
+        };
+        starts.map(part).collect()
+    }
+
+    /// This rank's columns of a tensor.
+    fn columns_of(&self, spec: &Spec) -> Extract {
+        let width = Extract::from(spec).width();
+        Extract::columns(spec, self.form.share.part(width))
+    }
+
+    /// A matrix whose sum is cut, as far as this rank has it: of `columns` columns.
+    fn cut(&self, matrix: Matrix) -> Matrix {
+        match self.form.share.cuts() {
+            1 => matrix.from_column(self.form.share.rank() * matrix.columns),
+            _ => matrix.cut(),
+        }
+    }
+
+    /// Queries, keys and values of a recurrent layer, in channels of its convolution.
+    fn channels(&self, spec: &Spec) -> Vec<Extract> {
+        let c = &self.checkpoint.config;
+        let (keys, values) = (c.linear_key_width(), c.linear_value_width());
+        self.rows_of_segments(spec, &[keys, keys, values])
     }
 
     fn plain_gain(&mut self, spec: &Spec) -> Span {
@@ -238,25 +315,25 @@ impl Builder<'_> {
     }
 
     /// `count` matrices of the same form, of all the tensors one after another, which are held alike.
-    fn matrices<'a>(
-        &mut self,
-        specs: impl IntoIterator<Item = &'a Spec>,
-        matrix: Matrix,
-        count: usize,
-    ) -> Span {
-        let specs: Vec<Spec> = specs.into_iter().cloned().collect();
+    fn matrices(&mut self, extracts: Vec<Extract>, matrix: Matrix, count: usize) -> Span {
         let bytes = matrix.bytes(count, self.form.order, self.form.element.bytes());
-        let span = self.region.add(specs[0].name.clone(), bytes);
-        let made = Made::matrix(matrix.columns);
-        self.sources.push(Source { span, fill: Fill::Matrices { specs, matrix, count }, made });
+        let span = self.region.add(extracts[0].spec.name.clone(), bytes);
+        let made = Made::matrix(extracts[0].width());
+        self.sources.push(Source { span, fill: Fill::Matrices { extracts, matrix, count }, made });
         span
     }
 
     /// A matrix of tensors that lie on top of each other and are held as this one is.
-    fn matrix(&mut self, specs: &[&Spec], form: impl FnOnce(Matrix) -> Matrix) -> Span {
-        let outputs = specs.iter().map(|spec| spec.shape[0]).sum();
-        let matrix = Matrix::plain(outputs, specs[0].shape[1]).stored(format_of(specs[0]));
-        self.matrices(specs.iter().copied(), form(matrix), 1)
+    fn matrix(&mut self, extracts: Vec<Extract>, form: impl FnOnce(Matrix) -> Matrix) -> Span {
+        let outputs = extracts.iter().map(|extract| extract.rows.len()).sum();
+        let first = &extracts[0];
+        let matrix = Matrix::plain(outputs, first.columns.len()).stored(format_of(&first.spec));
+        self.matrices(extracts, form(matrix), 1)
+    }
+
+    /// The same of whole tensors.
+    fn whole(&mut self, specs: &[&Spec], form: impl FnOnce(Matrix) -> Matrix) -> Span {
+        self.matrix(specs.iter().map(|spec| Extract::from(*spec)).collect(), form)
     }
 
     /// The format of a dense projection in memory.
@@ -268,32 +345,30 @@ impl Builder<'_> {
     }
 
     /// A dense projection.
-    fn piece(&mut self, spec: &Spec, form: impl Fn(Matrix) -> Matrix) -> Piece<Span> {
-        let format = self.dense(spec);
-        let at = self.matrix(&[spec], |matrix| form(matrix).stored(format));
-        Piece { at, outputs: spec.shape[0], format }
+    fn piece(&mut self, extracts: Vec<Extract>, form: impl Fn(Matrix) -> Matrix) -> Piece<Span> {
+        let format = self.dense(&extracts[0].spec);
+        let outputs = extracts.iter().map(|extract| extract.rows.len()).sum();
+        Piece { at: self.matrix(extracts, |matrix| form(matrix).stored(format)), outputs, format }
     }
 
     /// Dense projections that lie on top of each other: those that are held alike and can share tiles together.
-    fn pieces(&mut self, specs: &[&Spec]) -> Vec<Piece<Span>> {
-        // A scale of fp8 serves eight rows of a tile.
-        let whole = |spec: &Spec| self.dense(spec) != Format::Fp8 || spec.shape[0].is_multiple_of(8);
-        let together = |a: &&Spec, b: &&Spec| self.dense(a) == self.dense(b) && whole(a);
-        let runs: Vec<&[&Spec]> = specs.chunk_by(together).collect();
-        let piece = |run: &[&Spec]| {
-            let (outputs, format) = (run.iter().map(|spec| spec.shape[0]).sum(), self.dense(run[0]));
-            Piece { at: self.matrix(run, |matrix| matrix.stored(format)), outputs, format }
+    fn pieces(&mut self, extracts: Vec<Extract>) -> Vec<Piece<Span>> {
+        let whole = |extract: &Extract| {
+            self.dense(&extract.spec) != Format::Fp8 || extract.rows.len().is_multiple_of(SHARED_ROWS)
         };
-        runs.into_iter().map(piece).collect()
+        let together = |a: &Extract, b: &Extract| self.dense(&a.spec) == self.dense(&b.spec) && whole(a);
+        let runs: Vec<Vec<Extract>> = extracts.chunk_by(together).map(<[_]>::to_vec).collect();
+        runs.into_iter().map(|run| self.piece(run, |matrix| matrix)).collect()
     }
 
     fn one(&mut self, spec: &Spec) -> Span {
-        self.stack([spec])
+        self.stack(vec![Extract::from(spec)])
     }
 
-    fn wide(&mut self, spec: &Spec, made: Made) -> Span {
-        let span = self.region.array::<f32>(spec.name.clone(), spec.shape.iter().product());
-        self.sources.push(Source { span, fill: Fill::Wide(vec![spec.clone()]), made });
+    fn wide(&mut self, extracts: Vec<Extract>, made: Made) -> Span {
+        let elements = extracts.iter().map(Extract::elements).sum();
+        let span = self.region.array::<f32>(extracts[0].spec.name.clone(), elements);
+        self.sources.push(Source { span, fill: Fill::Wide(extracts), made });
         span
     }
 
@@ -314,22 +389,19 @@ impl Builder<'_> {
         Ok(Weights {
             embed: self.one(&layout.embed_tokens),
             frequencies: self.constant("rotary frequencies", &frequencies),
-            layers: layout.layers.iter().map(|layer| self.layer(layer, config)).collect::<Result<_, _>>()?,
+            layers: layout.layers.iter().map(|layer| self.layer(layer)).collect::<Result<_, _>>()?,
             mixer: HyperWeights {
                 gain: self.one(&mixer.hc_norm),
-                down: self.matrix(&[&mixer.mix_down], |matrix| matrix),
-                up: self.matrix(&[&mixer.mix_up], |matrix| matrix.grouped(streams)),
+                down: self.whole(&[&mixer.mix_down], |matrix| matrix),
+                up: self.whole(&[&mixer.mix_up], |matrix| matrix.grouped(streams)),
                 injects: false,
             },
-            head: self.piece(&layout.lm_head, |matrix| matrix),
+            head: self.piece(self.rows_of_runs(&layout.lm_head, 1), |matrix| matrix),
         })
     }
 
-    fn layer(
-        &mut self,
-        layer: &crate::checkpoint::layout::Layer,
-        c: &ModelConfig,
-    ) -> Result<LayerWeights<Span>, Error> {
+    fn layer(&mut self, layer: &crate::checkpoint::layout::Layer) -> Result<LayerWeights<Span>, Error> {
+        let c = self.config;
         let (inner, hidden, experts) = (c.moe_intermediate_size, c.hidden_size, c.num_experts);
         let routed = match &layer.moe.experts {
             Experts::Fused { gate_up, .. } => format_of(gate_up),
@@ -337,58 +409,93 @@ impl Builder<'_> {
         };
         let shared = self.dense(&layer.moe.shared.gate_proj);
         let gate_up = Matrix::plain(2 * inner, hidden).grouped(2).stored(routed);
-        let down = Matrix::plain(hidden, inner).cut().stored(routed);
+        let down = self.cut(Matrix::plain(hidden, inner)).stored(routed);
+        let Moe { shared: shared_expert, experts: routed_experts } = &layer.moe;
         Ok(LayerWeights {
             ngram: layer.ple.as_ref().map(|ple| self.ngram(ple)).transpose()?,
-            attn: self.hyper(&layer.attn_hyper_connection, c),
+            attn: self.hyper(&layer.attn_hyper_connection),
             mixer: match &layer.mixer {
                 TokenMixer::Linear(w) => MixerWeights::Recurrent(RecurrentWeights {
-                    input: self.pieces(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a]),
-                    conv: self.one(&w.conv1d),
-                    a_log: self.wide(&w.a_log, Made::A_LOG),
-                    dt_bias: self.wide(&w.dt_bias, Made::DT_BIAS),
+                    input: self.pieces(
+                        [
+                            self.channels(&w.in_proj_qkv),
+                            self.rows_of_runs(&w.in_proj_z, 1),
+                            self.rows_of_runs(&w.in_proj_b, 1),
+                            self.rows_of_runs(&w.in_proj_a, 1),
+                        ]
+                        .concat(),
+                    ),
+                    conv: self.stack(self.channels(&w.conv1d)),
+                    a_log: self.wide(self.rows_of_runs(&w.a_log, 1), Made::A_LOG),
+                    dt_bias: self.wide(self.rows_of_runs(&w.dt_bias, 1), Made::DT_BIAS),
                     norm: self.plain_gain(&w.norm),
-                    output: self.piece(&w.out_proj, Matrix::cut),
+                    output: self.output(&w.out_proj),
                 }),
                 TokenMixer::Sparse(w) => MixerWeights::Sparse(SparseWeights {
-                    input: self.pieces(&[&w.q_proj, &w.k_proj, &w.v_proj, &w.index_qk_proj]),
+                    input: self.pieces(
+                        [
+                            self.rows_of_runs(&w.q_proj, 1),
+                            self.rows_of_runs(&w.k_proj, 1),
+                            self.rows_of_runs(&w.v_proj, 1),
+                            vec![Extract::from(&w.index_qk_proj)],
+                        ]
+                        .concat(),
+                    ),
                     q_gain: self.one(&w.q_norm),
                     k_gain: self.one(&w.k_norm),
                     index_q_gain: self.one(&w.index_q_norm),
                     index_k_gain: self.one(&w.index_k_norm),
-                    output: self.piece(&w.o_proj, Matrix::cut),
+                    output: self.output(&w.o_proj),
                 }),
             },
-            mlp: self.hyper(&layer.mlp_hyper_connection, c),
+            mlp: self.hyper(&layer.mlp_hyper_connection),
             moe: MoeWeights {
-                router: self.matrix(&[&layer.moe.shared.router, &layer.moe.shared.gate], |matrix| matrix),
+                router: self.whole(&[&shared_expert.router, &shared_expert.gate], |matrix| matrix),
                 routed,
                 shared,
-                gate_up: match &layer.moe.experts {
-                    Experts::Fused { gate_up: tensor, .. } => self.matrices([tensor], gate_up, experts),
-                    Experts::Split(each) => {
-                        self.matrices(each.iter().flat_map(|e| [&e.gate, &e.up]), gate_up, experts)
-                    }
+                gate_up: {
+                    let extracts = match routed_experts {
+                        Experts::Fused { gate_up, .. } => self.rows_of_runs(gate_up, 2 * experts),
+                        Experts::Split(each) => {
+                            let rows = each.iter().flat_map(|expert| [&expert.gate, &expert.up]);
+                            rows.flat_map(|spec| self.rows_of_runs(spec, 1)).collect()
+                        }
+                    };
+                    self.matrices(extracts, gate_up, experts)
                 },
-                down: match &layer.moe.experts {
-                    Experts::Fused { down: tensor, .. } => self.matrices([tensor], down, experts),
-                    Experts::Split(each) => self.matrices(each.iter().map(|e| &e.down), down, experts),
+                down: {
+                    let extracts = match routed_experts {
+                        Experts::Fused { down, .. } => vec![self.columns_of(down)],
+                        Experts::Split(each) => {
+                            each.iter().map(|expert| self.columns_of(&expert.down)).collect()
+                        }
+                    };
+                    self.matrices(extracts, down, experts)
                 },
-                shared_gate_up: self
-                    .matrix(&[&layer.moe.shared.gate_proj, &layer.moe.shared.up_proj], |matrix| {
-                        matrix.grouped(2).stored(shared)
-                    }),
-                shared_down: self
-                    .matrix(&[&layer.moe.shared.down_proj], |matrix| matrix.cut().stored(shared)),
+                shared_gate_up: {
+                    let rows = [&shared_expert.gate_proj, &shared_expert.up_proj];
+                    let extracts = rows.into_iter().flat_map(|spec| self.rows_of_runs(spec, 1)).collect();
+                    self.matrix(extracts, |matrix| matrix.grouped(2).stored(shared))
+                },
+                shared_down: self.output(&shared_expert.down_proj).at,
             },
         })
     }
 
-    fn hyper(&mut self, w: &HyperConnection, c: &ModelConfig) -> HyperWeights<Span> {
+    /// A dense projection whose sum is cut.
+    fn output(&mut self, spec: &Spec) -> Piece<Span> {
+        let (format, extract) = (self.dense(spec), self.columns_of(spec));
+        let cut = self.cut(Matrix::plain(extract.rows.len(), extract.columns.len()));
+        let outputs = extract.rows.len();
+        Piece { at: self.matrices(vec![extract], cut.stored(format), 1), outputs, format }
+    }
+
+    fn hyper(&mut self, w: &HyperConnection) -> HyperWeights<Span> {
+        let streams = self.config.hc_count;
         HyperWeights {
             gain: self.one(&w.hc_norm),
-            down: self.matrix(&[&w.mix_down, &w.block_inject], |matrix| matrix),
-            up: self.matrix(&[&w.mix_up], |matrix| matrix.grouped(c.hc_count)),
+            down: self.whole(&[&w.mix_down, &w.block_inject], |matrix| matrix),
+            up: self.whole(&[&w.mix_up], |matrix| matrix.grouped(streams)),
             injects: true,
         }
     }
@@ -423,7 +530,7 @@ impl Builder<'_> {
             },
             table_rows: ple.shards.len() * ple.shard_rows,
             shard_rows: ple.shard_rows,
-            key_value: self.matrix(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),
+            key_value: self.whole(&[&ple.dense.key_proj, &ple.dense.value_proj], |matrix| matrix),
             key_gain: self.one(&ple.dense.norm_key),
             query_gain: self.one(&ple.dense.norm_query),
             conv_gain: self.one(&ple.dense.norm_conv),

@@ -85,6 +85,7 @@ fn told(route: Route, emission: &Emission) -> Vec<Told> {
         }
         Entry::Copy { to, from, bytes } => Told::Copy { to: to.address(), from: from.address(), bytes },
         Entry::Fill { to, bytes, value } => Told::Fill { to: to.address(), bytes, value },
+        Entry::Collective { .. } => unreachable!("these rounds are of one rank"),
     };
     emission.entries().iter().map(entry).collect()
 }

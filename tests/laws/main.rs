@@ -4,6 +4,7 @@ mod bundle;
 mod crowd;
 mod edge;
 mod pieces;
+mod ranks;
 mod replay;
 
 use kernels::numerics::ElementType;

@@ -38,7 +38,7 @@ type Outputs<E> = (Vec<E>, Vec<E>, Vec<f32>);
 impl<E: Element> Mixture<E> {
     fn new(sizes: Sizes, seed: u64) -> Self {
         let mut draw = Draw::new(seed);
-        let Sizes { rows, hidden, inner, shared_inner, experts, k } = sizes;
+        let Sizes { rows, hidden, inner, shared_inner, experts, k, .. } = sizes;
         let [rows, hidden, inner, shared_inner, experts, k] =
             [rows, hidden, inner, shared_inner, experts, k].map(|size| size as usize);
         let mut ids = Vec::new();
@@ -185,7 +185,8 @@ fn formula<E: Element>() {
         (65, 32, 16, 48, 4, 2),
         (3, 16, 8, 8, 40, 10),
     ] {
-        Mixture::<E>::new(Sizes { rows, hidden, inner, shared_inner, experts, k }, 31).check();
+        Mixture::<E>::new(Sizes { rows, hidden, inner, shared_inner, experts, k, ..Sizes::WHOLE }, 31)
+            .check();
     }
 }
 
@@ -217,7 +218,7 @@ fn alone_and_among<E: Element>(mixture: &mut Mixture<E>, rows: usize, step: usiz
 /// Large enough that the product spreads over threads, and that CUDA gathers rows by expert: all of them, as few at a
 /// time as their width leaves room for, or none where experts are too many.
 fn crowd<E: Element>() {
-    let few = Sizes { rows: 0, hidden: 96, inner: 48, shared_inner: 40, experts: 8, k: 2 };
+    let few = Sizes { rows: 0, hidden: 96, inner: 48, shared_inner: 40, experts: 8, k: 2, ..Sizes::WHOLE };
     let crowds = [2, 3, 5, 64, 200].map(|rows| Sizes { rows, ..few });
     let wide = [2624, 5120, 10_240].map(|hidden| Sizes { rows: 24, hidden, inner: 24, experts: 4, ..few });
     let many = Sizes { rows: 24, experts: 600, inner: 8, ..few };
@@ -234,7 +235,8 @@ fn a_row_is_the_same_among_others() {
 }
 
 fn rows_alone_and_among_others_at_real_sizes() {
-    let sizes = Sizes { rows: 130, hidden: 2560, inner: 640, shared_inner: 640, experts: 16, k: 10 };
+    let sizes =
+        Sizes { rows: 130, hidden: 2560, inner: 640, shared_inner: 640, experts: 16, k: 10, ..Sizes::WHOLE };
     let mut mixture = Mixture::<bf16>::new(sizes, 34);
     for rows in REAL_ROWS {
         alone_and_among(&mut mixture, rows, (rows / 3).max(1));
@@ -242,7 +244,7 @@ fn rows_alone_and_among_others_at_real_sizes() {
 }
 
 fn an_expert_that_is_not_there_is_a_fault() {
-    let sizes = Sizes { rows: 2, hidden: 8, inner: 4, shared_inner: 4, experts: 4, k: 2 };
+    let sizes = Sizes { rows: 2, hidden: 8, inner: 4, shared_inner: 4, experts: 4, k: 2, ..Sizes::WHOLE };
     let mut mixture = Mixture::<f32>::new(sizes, 33);
     mixture.ids[3] = 4;
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| mixture.run(0, 2)));

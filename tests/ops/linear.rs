@@ -79,6 +79,8 @@ impl<E: Element> Layer<E> {
             inner: self.inner as u32,
             outputs: self.outputs as u32,
             stride: self.outputs as u32,
+            cuts: parts as u32,
+            offset: 0,
         };
         scene.run::<D>(&args);
         scene.run::<P>(&Args { y: y_prompt.cast(), ..args });
@@ -192,9 +194,16 @@ fn alone_and_among(form: Form, inner: usize, outputs: usize, counts: &[usize]) {
 
 fn sizes_without_a_meaning_are_refused() {
     let scene = Scene::new();
-    let args = Args { rows: 1, inner: 3, outputs: 1, stride: 1, ..bytemuck::Zeroable::zeroed() };
-    let why = scene.refused::<LinearCut<f32>>(&args);
-    assert!(why.contains("inner 3 is not a multiple of the 2 cuts"), "{why}");
+    let args = Args { rows: 1, inner: 3, outputs: 1, stride: 1, cuts: 1, ..bytemuck::Zeroable::zeroed() };
+    let why = scene.refused::<LinearCut<f32>>(&Args { cuts: 2, ..args });
+    assert!(why.contains("inner 3 in 2 cuts: a multiple of them, which are 1 to 2"), "{why}");
+    for (why, cuts) in [
+        (scene.refused::<Linear<f32>>(&Args { inner: 2, cuts: 2, ..args }), 2),
+        (scene.refused::<LinearCut<f32>>(&Args { inner: 3, cuts: 3, ..args }), 3),
+        (scene.refused::<LinearCut<f32>>(&Args { inner: 2, cuts: 0, ..args }), 0),
+    ] {
+        assert!(why.contains(&format!("in {cuts} cuts")), "{why}");
+    }
     for args in [Args { rows: 0, ..args }, Args { inner: 0, ..args }, Args { outputs: 0, ..args }] {
         for why in [
             scene.refused::<Linear<f32>>(&args),

@@ -191,6 +191,8 @@ fn linear<E: Element, F: WeightFormat>(
         inner: inner as u32,
         outputs: outputs as u32,
         stride: stride as u32,
+        cuts: cuts as u32,
+        offset: 0,
     };
     let strip = |row: &[f32]| {
         poisoned("between rows", &row[outputs..]);
@@ -448,7 +450,7 @@ fn experts_in_every_pair_of_formats() {
     for (rows, hidden, inner, shared_inner, experts, k) in
         [(1, 64, 32, 64, 3, 2), (5, 192, 128, 32, 6, 3), (40, 128, 64, 64, 4, 4), (3, 256, 640, 128, 14, 12)]
     {
-        let sizes = Sizes { rows, hidden, inner, shared_inner, experts, k };
+        let sizes = Sizes { rows, hidden, inner, shared_inner, experts, k, ..Sizes::WHOLE };
         experts_in::<Plain, Plain>(sizes, &mut draw);
         experts_in::<Plain, Fp8>(sizes, &mut draw);
         experts_in::<Plain, Nvfp4>(sizes, &mut draw);
@@ -463,7 +465,8 @@ fn experts_in_every_pair_of_formats() {
 
 fn experts_of_real_size() {
     let mut draw = Draw::new(13);
-    let sizes = Sizes { rows: 9, hidden: 2560, inner: 640, shared_inner: 640, experts: 24, k: 10 };
+    let sizes =
+        Sizes { rows: 9, hidden: 2560, inner: 640, shared_inner: 640, experts: 24, k: 10, ..Sizes::WHOLE };
     let mixture = Mixture::new(sizes, &mut draw);
     among_others::<Fp8, Plain>(&mixture);
     among_others::<Nvfp4, Plain>(&mixture);
@@ -646,7 +649,7 @@ fn scales_and_nibbles_matter() {
 
 fn sizes_that_do_not_fit_a_format_are_refused() {
     let scene = Scene::new();
-    let args = Args { rows: 1, inner: 24, outputs: 4, stride: 4, ..bytemuck::Zeroable::zeroed() };
+    let args = Args { rows: 1, inner: 24, outputs: 4, stride: 4, cuts: 1, ..bytemuck::Zeroable::zeroed() };
     let why = scene.refused::<Linear<f32, Nvfp4>>(&args);
     assert!(why.contains("24 columns in nvfp4 are no groups of 16"), "{why}");
     // What the host reads and tiles cannot hold.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use graph::host::HostOptions;
-use graph::{Device, Emission, Exec};
+use graph::{Communicator, Device, Emission, Exec};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
 use kernels::weight::Order;
@@ -14,6 +14,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Model, Picks, RoundShape};
 use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
+use runtime::share::Share;
 use runtime::weights::{Loaded, WeightForm, WeightPlan};
 
 /// A path inside the repository, or inside the archive that a packed program was extracted from: there it lies
@@ -71,14 +72,27 @@ impl Fixture {
 
     /// Opens a model folder on a device.
     pub fn on(device: &Device, dir: &Path, element: ElementType, size: Size) -> Fixture {
-        Fixture::with(device, dir, element, size, |plan, checkpoint| {
+        Fixture::with(device, dir, element, size, None, |plan, checkpoint| {
+            plan.load(checkpoint, device, &mut |_, _| {}).expect("weights load")
+        })
+    }
+
+    /// Opens one rank's share of a model folder on a device of its own.
+    pub fn share(
+        device: &Device,
+        dir: &Path,
+        element: ElementType,
+        size: Size,
+        communicator: Communicator,
+    ) -> Fixture {
+        Fixture::with(device, dir, element, size, Some(communicator), |plan, checkpoint| {
             plan.load(checkpoint, device, &mut |_, _| {}).expect("weights load")
         })
     }
 
     /// Opens a model folder on a device of virtual arenas, where weights have places and no bytes.
     pub fn virtual_on(device: &Device, dir: &Path, element: ElementType, size: Size) -> Fixture {
-        Fixture::with(device, dir, element, size, |plan, checkpoint| {
+        Fixture::with(device, dir, element, size, None, |plan, checkpoint| {
             plan.allocate(checkpoint, device).expect("addresses are plenty")
         })
     }
@@ -88,18 +102,24 @@ impl Fixture {
         dir: &Path,
         element: ElementType,
         size: Size,
+        communicator: Option<Communicator>,
         load: impl FnOnce(WeightPlan, &Checkpoint) -> Loaded,
     ) -> Fixture {
         let checkpoint = Checkpoint::open(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
         device.prepare(kernels::source::ALL).unwrap_or_else(|error| panic!("{error}"));
-        let layout = Arc::new(LaneLayout::new(&checkpoint.config, element, size.context));
-        let plan = WeightPlan::new(&checkpoint, WeightForm::new(element, Order::of(device)));
-        let loaded = load(plan.expect("weights are laid out"), &checkpoint);
+        let share = communicator.as_ref().map_or(Share::WHOLE, |communicator| {
+            Share::new(communicator.rank(), communicator.ranks()).expect("two ranks share a model")
+        });
+        let form = WeightForm { share, ..WeightForm::new(element, Order::of(device)) };
+        let plan = WeightPlan::new(&checkpoint, form).expect("weights are laid out");
+        let config = plan.config().clone();
+        let layout = Arc::new(LaneLayout::new(&config, element, size.context));
+        let loaded = load(plan, &checkpoint);
         let pages = size.slots * layout.pages_per_lane;
         let pool = PagePool::new(device, &layout, pages).expect("pages fit");
         let lanes = Lanes::new(device, 0, layout, size.slots, pool).expect("lanes fit");
-        let choices = checkpoint.config.vocab_size;
-        let model = Model { config: checkpoint.config, element, weights: loaded.weights, choices };
+        let choices = config.vocab_size;
+        let model = Model { config, share, element, weights: loaded.weights, choices, communicator };
         let edits = size.rows / PAGE + 2 * size.slots + 2;
         let limits = RoundLimits {
             rows: size.rows,

@@ -20,6 +20,8 @@ pub struct Weights<'a, E> {
     pub(super) rows: usize,
     /// Columns of a row.
     pub(super) inner: usize,
+    /// Columns that its first block of fp8 has before it.
+    pub(super) offset: usize,
     /// First column used.
     pub(super) from: usize,
     /// End of the columns used.
@@ -36,7 +38,15 @@ pub(super) enum Stored<'a, E> {
 
 impl<'a, E: Element> From<Columns<'a, E>> for Weights<'a, E> {
     fn from(Columns { matrix, inner, from, to }: Columns<'a, E>) -> Self {
-        Weights { stored: Stored::Plain(matrix), first: 0, rows: matrix.len() / inner, inner, from, to }
+        Weights {
+            stored: Stored::Plain(matrix),
+            first: 0,
+            rows: matrix.len() / inner,
+            inner,
+            offset: 0,
+            from,
+            to,
+        }
     }
 }
 
@@ -68,8 +78,8 @@ impl<'a, E: Element> Weights<'a, E> {
                 globals: memory.read(place.globals.cast(), count * sizes.globals / size_of::<f32>())?,
             },
         };
-        let (rows, inner) = (count * matrix.rows(), matrix.columns);
-        Ok(Weights { stored, first: 0, rows, inner, from: 0, to: inner })
+        let (rows, inner, offset) = (count * matrix.rows(), matrix.columns, matrix.offset);
+        Ok(Weights { stored, first: 0, rows, inner, offset, from: 0, to: inner })
     }
 
     /// Number of rows.
@@ -106,15 +116,20 @@ impl<'a, E: Element> Weights<'a, E> {
                     to.extend(elements.iter().map(|x| x.widen()));
                 }
                 Stored::Fp8 { codes, scales } => {
-                    let used = self.whole(BLOCK);
-                    let blocks = self.inner.div_ceil(BLOCK);
-                    let scales = &scales[row * blocks..][used.start / BLOCK..used.end.div_ceil(BLOCK)];
-                    whole.resize(used.len(), 0.0);
-                    fp8::decode_row(&codes[row * self.inner..][used], scales, &mut whole);
-                    to.extend(&whole[self.from % BLOCK..][..self.width()]);
+                    let blocks = (self.offset + self.inner).div_ceil(BLOCK);
+                    let (codes, scales) = (&codes[row * self.inner..], &scales[row * blocks..]);
+                    let mut from = self.from;
+                    while from < self.to {
+                        let block = (self.offset + from) / BLOCK;
+                        let end = ((block + 1) * BLOCK - self.offset).min(self.to);
+                        whole.resize(end - from, 0.0);
+                        fp8::decode_row(&codes[from..end], &scales[block..=block], &mut whole);
+                        to.extend(&whole);
+                        from = end;
+                    }
                 }
                 Stored::Nvfp4 { codes, scales, globals } => {
-                    let used = self.whole(GROUP);
+                    let used = self.from / GROUP * GROUP..self.to.next_multiple_of(GROUP).min(self.inner);
                     let codes = &codes[row * self.inner / 2..][used.start / 2..used.end / 2];
                     let scales = &scales[row * self.inner / GROUP..][used.start / GROUP..used.end / GROUP];
                     whole.resize(used.len(), 0.0);
@@ -123,10 +138,5 @@ impl<'a, E: Element> Weights<'a, E> {
                 }
             }
         }
-    }
-
-    /// The used columns, and those that share a scale with them.
-    fn whole(&self, shared: usize) -> Range<usize> {
-        self.from / shared * shared..self.to.next_multiple_of(shared).min(self.inner)
     }
 }

@@ -162,7 +162,7 @@ impl Sizes {
         for class in &mut options.classes {
             let asked = Some(class.context).filter(|context| *context > 0);
             class.context = opened.context(asked, DEFAULT_CONTEXT)?;
-            let layout = LaneLayout::new(&opened.checkpoint.config, options.element, class.context as usize);
+            let layout = LaneLayout::new(opened.weights.config(), options.element, class.context as usize);
             if class.pages == 0 {
                 class.pages = match options.page_memory {
                     Some(memory) => pages(&layout, class.lanes, memory)?,

@@ -20,10 +20,10 @@ use kernels::numerics::ElementType;
 use kernels::tiles;
 use kernels::weight::{Format, Matrix, Order};
 
+use super::extract::Extract;
 use super::read::{self, Reader, Rows};
 use super::{Fill, Loaded, Source, TablePlace, WeightForm, WeightMemory, WeightPlan};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::layout::Spec;
 use crate::error::Error;
 
 /// How weights are read.
@@ -140,8 +140,8 @@ impl WeightPlan {
     fn read_bytes(&self, checkpoint: &Checkpoint) -> u64 {
         let tables = self.tables.iter().filter(|_| self.form.table != TablePlace::Mapped);
         let shards = tables.flat_map(|table| &table.shards);
-        let specs = self.stacks().flat_map(|stack| stack.specs).chain(shards);
-        specs.map(|spec| read::bytes(checkpoint, spec)).sum()
+        let extracts = self.stacks().flat_map(|stack| stack.extracts).chain(shards);
+        extracts.map(|extract| read::bytes(checkpoint, extract)).sum()
     }
 
     /// Reads about so many bytes at a time, and on each thread: tests have many small batches of small pieces.
@@ -250,7 +250,7 @@ impl<'a> Loading<'a> {
 
 /// Tensors one after another that become matrices one after another.
 pub(super) struct Stack<'p> {
-    specs: &'p [Spec],
+    extracts: &'p [Extract],
     matrix: Matrix,
     count: usize,
     element: ElementType,
@@ -259,8 +259,8 @@ pub(super) struct Stack<'p> {
 
 impl<'p> Stack<'p> {
     /// A stack that is kept row by row.
-    pub(super) fn rows(specs: &'p [Spec], matrix: Matrix, element: ElementType) -> Stack<'p> {
-        Stack { specs, matrix, count: 1, element, order: Order::Rows }
+    pub(super) fn rows(extracts: &'p [Extract], matrix: Matrix, element: ElementType) -> Stack<'p> {
+        Stack { extracts, matrix, count: 1, element, order: Order::Rows }
     }
 
     fn place(&self, to: Ptr<u8>) -> tiles::Place {
@@ -268,7 +268,7 @@ impl<'p> Stack<'p> {
     }
 
     fn reader(&self, checkpoint: &'p Checkpoint, piece_bytes: usize) -> Reader<'p> {
-        Reader::new(checkpoint, self.specs, self.element, &self.matrix, piece_bytes)
+        Reader::new(checkpoint, self.extracts, self.element, &self.matrix, piece_bytes)
     }
 
     fn batches(&self, bytes: usize) -> Batches {
@@ -291,20 +291,20 @@ impl<'p> Stack<'p> {
 impl Source {
     /// What is read for it, if anything is.
     fn stack(&self, form: WeightForm) -> Option<Stack<'_>> {
-        let single = |specs, element: ElementType| {
-            Stack::rows(specs, Matrix::plain(self.span.bytes / element.bytes(), 1), element)
+        let single = |extracts, element: ElementType| {
+            Stack::rows(extracts, Matrix::plain(self.span.bytes / element.bytes(), 1), element)
         };
         match &self.fill {
             Fill::Bytes(_) => None,
-            Fill::Elements(specs) => Some(single(specs, form.element)),
-            Fill::Wide(specs) => Some(single(specs, ElementType::F32)),
+            Fill::Elements(extracts) => Some(single(extracts, form.element)),
+            Fill::Wide(extracts) => Some(single(extracts, ElementType::F32)),
             // Rows that share no tiles are one matrix, however they are used.
-            Fill::Matrices { specs, matrix, count } if form.order == Order::Rows => {
+            Fill::Matrices { extracts, matrix, count } if form.order == Order::Rows => {
                 let all = Matrix { outputs: count * matrix.rows(), groups: 1, ..*matrix };
-                Some(Stack::rows(specs, all, form.element))
+                Some(Stack::rows(extracts, all, form.element))
             }
-            &Fill::Matrices { ref specs, matrix, count } => {
-                Some(Stack { specs, matrix, count, element: form.element, order: form.order })
+            &Fill::Matrices { ref extracts, matrix, count } => {
+                Some(Stack { extracts, matrix, count, element: form.element, order: form.order })
             }
         }
     }

@@ -9,6 +9,7 @@ use kernels::quant::fp8;
 use kernels::weight::{BLOCK, Format, GROUP, Matrix, Order, Parts};
 use rayon::prelude::*;
 
+use super::extract::Extract;
 use crate::checkpoint::layout::{Spec, Stored};
 use crate::checkpoint::{Checkpoint, Dtype};
 use crate::error::{Error, LoadError};
@@ -22,15 +23,24 @@ pub(super) fn format_of(spec: &Spec) -> Format {
     }
 }
 
-/// Bytes that are read of a tensor, those of scales included that belong to its rows.
-pub(super) fn bytes(checkpoint: &Checkpoint, spec: &Spec) -> u64 {
+/// Bytes that are read of a tensor, those of scales included that belong to its rows: whole rows, whichever of their
+/// columns are wanted.
+pub(super) fn bytes(checkpoint: &Checkpoint, extract: &Extract) -> u64 {
+    let Extract { spec, rows, .. } = extract;
+    let part =
+        |of: &Spec, some: usize, all: usize| checkpoint.expect(of).bytes() * some as u64 / all.max(1) as u64;
+    let all = spec.shape.iter().product::<usize>() / extract.width();
     let scales = match &spec.stored {
-        Stored::Fp8Block { scale: scales } | Stored::Nvfp4 { scales, .. } => {
-            checkpoint.expect(scales).bytes()
-        }
+        Stored::Fp8Block { scale } => part(scale, begun(rows), begun(&(0..all))),
+        Stored::Nvfp4 { scales, .. } => part(scales, rows.len(), all),
         Stored::Plain | Stored::Fp8Tensor { .. } => 0,
     };
-    checkpoint.expect(spec).bytes() + scales
+    part(spec, rows.len(), all) + scales
+}
+
+/// Blocks that begin in these rows.
+fn begun(rows: &Range<usize>) -> usize {
+    rows.end.div_ceil(BLOCK) - rows.start.div_ceil(BLOCK)
 }
 
 /// What all numbers of a quantised tensor are multiplied by.
@@ -51,18 +61,14 @@ pub(crate) fn global(checkpoint: &Checkpoint, spec: &Spec) -> Result<f32, Error>
 /// Reads rows of tensors one after another.
 pub(super) struct Reader<'a> {
     checkpoint: &'a Checkpoint,
-    specs: std::slice::Iter<'a, Spec>,
+    extracts: std::slice::Iter<'a, Extract>,
     element: ElementType,
-    /// What rows become.
-    format: Format,
-    /// Numbers of a row.
-    columns: usize,
-    /// Bytes of the parts of a row.
-    one: Parts,
+    /// The rows of a matrix of which one becomes what is read.
+    row: Matrix,
     /// Rows that one thread reads at a time.
     together: usize,
-    /// The tensor being read and the rows of it that were.
-    current: Option<(&'a Spec, usize)>,
+    /// The tensor being read, and which rows of it are still to read, in rows of the matrix.
+    current: Option<(&'a Extract, Range<usize>)>,
 }
 
 /// Room for rows, part by part. What is the same for many rows may have none: it is checked all the same.
@@ -77,21 +83,21 @@ impl<'a> Reader<'a> {
     /// thread at a time.
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
-        specs: &'a [Spec],
+        extracts: &'a [Extract],
         element: ElementType,
         matrix: &Matrix,
         piece_bytes: usize,
     ) -> Reader<'a> {
-        let columns = matrix.columns;
-        let one = Matrix::plain(1, columns).stored(matrix.format).sizes(Order::Rows, element.bytes());
-        let quantised = matrix.format == Format::Fp8 && specs.iter().any(|spec| spec.stored == Stored::Plain);
+        let row = Matrix { outputs: 1, groups: 1, cuts: 1, ..*matrix };
+        let one = row.sizes(Order::Rows, element.bytes());
+        let plain = |extract: &Extract| extract.spec.stored == Stored::Plain;
+        let quantised = matrix.format == Format::Fp8 && extracts.iter().any(plain);
         let together = match quantised {
             // By whole blocks.
             true => (piece_bytes / one.codes).max(1).next_multiple_of(BLOCK),
             false => (piece_bytes / one.codes).max(1),
         };
-        let format = matrix.format;
-        Reader { checkpoint, specs: specs.iter(), element, format, columns, one, together, current: None }
+        Reader { checkpoint, extracts: extracts.iter(), element, row, together, current: None }
     }
 
     /// Reads the next rows, as many as `into` holds, on all threads. Gives the bytes read.
@@ -111,15 +117,36 @@ impl<'a> Reader<'a> {
 
     /// The next piece, and the room for it.
     fn piece<'r>(&mut self, into: &mut Rows<'r>) -> Piece<'a, 'r> {
-        let (columns, one) = (self.columns, self.one);
-        let start = || (self.specs.next().expect("a weight is as large as its tensors"), 0);
-        let (spec, first) = self.current.take().unwrap_or_else(start);
-        let rows = spec.shape.iter().product::<usize>() / columns;
-        let count = (rows - first).min(into.codes.len() / one.codes).min(self.together);
-        let end = first + count;
-        self.current = (end < rows).then_some((spec, end));
-        let quantise = spec.stored == Stored::Plain && self.format == Format::Fp8;
-        Piece { spec, rows: first..end, columns, quantise, into: into.split_off(count, one) }
+        let one = self.row.sizes(Order::Rows, self.element.bytes());
+        let (extract, left) = self.current.take().unwrap_or_else(|| {
+            let extract = self.extracts.next().expect("a weight is as large as its tensors");
+            (extract, self.row.rows_of(extract))
+        });
+        let count = left.len().min(into.codes.len() / one.codes).min(self.together);
+        let end = left.start + count;
+        self.current = (end < left.end).then_some((extract, end..left.end));
+        let quantise = extract.spec.stored == Stored::Plain && self.row.format == Format::Fp8;
+        let rows = left.start..end;
+        Piece { extract, rows, row: self.row, quantise, into: into.split_off(count, one) }
+    }
+}
+
+trait RowsOf {
+    fn rows_of(&self, extract: &Extract) -> Range<usize>;
+}
+
+impl RowsOf for Matrix {
+    /// The rows of an extract, in rows of this one's columns: whole rows of a tensor may be several of them.
+    fn rows_of(&self, extract: &Extract) -> Range<usize> {
+        let Extract { rows, columns, .. } = extract;
+        match columns.len() == self.columns {
+            true => rows.clone(),
+            false => {
+                let width = extract.width();
+                debug_assert_eq!(*columns, 0..width, "some columns become a row");
+                rows.start * width / self.columns..rows.end * width / self.columns
+            }
+        }
     }
 }
 
@@ -140,9 +167,10 @@ impl<'r> Rows<'r> {
 
 /// Some rows of a tensor, and the room for them.
 struct Piece<'a, 'r> {
-    spec: &'a Spec,
+    extract: &'a Extract,
     rows: Range<usize>,
-    columns: usize,
+    /// What a row becomes.
+    row: Matrix,
     /// Whether they are plain, and become fp8.
     quantise: bool,
     into: Rows<'r>,
@@ -151,21 +179,54 @@ struct Piece<'a, 'r> {
 impl Piece<'_, '_> {
     /// Reads the rows, then what belongs to them. Gives the bytes read.
     fn read(mut self, checkpoint: &Checkpoint, element: ElementType) -> Result<u64, Error> {
+        if self.extract.columns.len() < self.extract.width() {
+            return self.narrow(checkpoint, element);
+        }
         if self.quantise {
             return self.quantise(checkpoint);
         }
-        let numbers = match format_of(self.spec) {
+        let numbers = match format_of(&self.extract.spec) {
             Format::Plain => self.elements(checkpoint, element)?,
             Format::Fp8 | Format::Nvfp4 => self.codes(checkpoint)?,
         };
         Ok(numbers + self.scales(checkpoint)?)
     }
 
+    /// Reads whole rows, and keeps the columns that are wanted.
+    fn narrow(self, checkpoint: &Checkpoint, element: ElementType) -> Result<u64, Error> {
+        let (rows, columns, width) = (self.rows.len(), &self.extract.columns, self.extract.width());
+        let whole = Extract { columns: 0..width, ..self.extract.clone() };
+        let row = Matrix { columns: width, offset: 0, ..self.row };
+        let (all, own) =
+            (row.sizes(Order::Rows, element.bytes()), self.row.sizes(Order::Rows, element.bytes()));
+        let [mut codes, mut scales, mut globals] =
+            [all.codes, all.scales, all.globals].map(|one| vec![0; rows * one]);
+        let into = Rows { codes: &mut codes, scales: &mut scales, globals: &mut globals };
+        let piece = Piece { extract: &whole, rows: self.rows, row, quantise: self.quantise, into };
+        let read = piece.read(checkpoint, element)?;
+        let keep = |from: &[u8], one: usize, at: usize, to: &mut [u8], own: usize| {
+            if own > 0 {
+                let rows = from.chunks_exact(one).zip(to.chunks_exact_mut(own));
+                rows.for_each(|(from, to)| to.copy_from_slice(&from[at..][..own]));
+            }
+        };
+        let scales_at = match self.row.format {
+            Format::Plain => 0,
+            Format::Fp8 => columns.start / BLOCK * 4,
+            Format::Nvfp4 => columns.start / GROUP,
+        };
+        keep(&codes, all.codes, columns.start * all.codes / width, self.into.codes, own.codes);
+        keep(&scales, all.scales, scales_at, self.into.scales, own.scales);
+        keep(&globals, all.globals, 0, self.into.globals, own.globals);
+        Ok(read)
+    }
+
     fn elements(&mut self, checkpoint: &Checkpoint, element: ElementType) -> Result<u64, Error> {
-        let dtype = checkpoint.expect(self.spec).dtype;
-        let row_bytes = self.columns * dtype.bitsize() / 8;
+        let spec = &self.extract.spec;
+        let dtype = checkpoint.expect(spec).dtype;
+        let row_bytes = self.row.columns * dtype.bitsize() / 8;
         let (offset, bytes) = ((self.rows.start * row_bytes) as u64, self.rows.len() * row_bytes);
-        let (name, into) = (&self.spec.name, &mut *self.into.codes);
+        let (name, into) = (&spec.name, &mut *self.into.codes);
         match (dtype, element) {
             (Dtype::BF16, ElementType::Bf16) | (Dtype::F32, ElementType::F32) => {
                 checkpoint.read_range(name, offset, into)?;
@@ -182,7 +243,7 @@ impl Piece<'_, '_> {
     /// Quantises the rows in the blocks of the whole tensor: of a block that they are a part of, the others are read too,
     /// and not counted.
     fn quantise(self, checkpoint: &Checkpoint) -> Result<u64, Error> {
-        let (rows, columns, spec) = (self.rows, self.columns, self.spec);
+        let (rows, columns, spec) = (self.rows, self.row.columns, &self.extract.spec);
         let (from, end) = (rows.start / BLOCK * BLOCK, rows.end.next_multiple_of(BLOCK).min(spec.shape[0]));
         let weights = values(checkpoint, spec, from * columns, (end - from) * columns)?;
         if let Some(at) = weights.iter().position(|weight| !weight.is_finite()) {
@@ -200,29 +261,30 @@ impl Piece<'_, '_> {
     }
 
     fn codes(&mut self, checkpoint: &Checkpoint) -> Result<u64, Error> {
-        let codes = &mut *self.into.codes;
+        let (codes, spec) = (&mut *self.into.codes, &self.extract.spec);
         let row_bytes = codes.len() / self.rows.len();
-        checkpoint.read_range(&self.spec.name, (self.rows.start * row_bytes) as u64, codes)?;
-        if format_of(self.spec) == Format::Fp8 {
-            known_codes(self.spec, self.rows.start * self.columns, codes)?;
+        checkpoint.read_range(&spec.name, (self.rows.start * row_bytes) as u64, codes)?;
+        if format_of(spec) == Format::Fp8 {
+            known_codes(spec, self.rows.start * self.row.columns, codes)?;
         }
         Ok(codes.len() as u64)
     }
 
     fn scales(&mut self, checkpoint: &Checkpoint) -> Result<u64, Error> {
-        let Rows { scales, globals, .. } = &mut self.into;
-        match &self.spec.stored {
+        let (Rows { scales, globals, .. }, columns, spec) =
+            (&mut self.into, self.row.columns, &self.extract.spec);
+        match &spec.stored {
             Stored::Plain => Ok(0),
-            Stored::Fp8Block { scale } => block_scales(checkpoint, scale, self.columns, &self.rows, scales),
+            Stored::Fp8Block { scale } => block_scales(checkpoint, scale, columns, &self.rows, scales),
             Stored::Fp8Tensor { scale } => {
                 fill(scales, single(checkpoint, scale)?);
                 Ok(0)
             }
             Stored::Nvfp4 { scales: stored, .. } => {
-                let first = self.rows.start * self.columns / GROUP;
+                let first = self.rows.start * columns / GROUP;
                 checkpoint.read_range(&stored.name, first as u64, scales)?;
                 known_scales(stored, first, scales)?;
-                fill(globals, global(checkpoint, self.spec)?);
+                fill(globals, global(checkpoint, spec)?);
                 Ok(scales.len() as u64)
             }
         }
@@ -245,8 +307,7 @@ fn block_scales(
         let values = &values[(row / BLOCK - from) * blocks..][..blocks];
         to.copy_from_slice(bytemuck::cast_slice(values));
     }
-    let begun = end - rows.start.div_ceil(BLOCK);
-    Ok((begun * blocks * checkpoint.expect(scale).dtype.bitsize() / 8) as u64)
+    Ok((begun(rows) * blocks * checkpoint.expect(scale).dtype.bitsize() / 8) as u64)
 }
 
 /// A scale that is a single value.

@@ -10,6 +10,7 @@ use kernels::numerics::ElementType;
 use kernels::tiles::Place;
 use kernels::weight::{Format, GROUP, Matrix};
 
+use super::extract::Extract;
 use super::load::Stack;
 use super::read::format_of;
 use super::{Made, made};
@@ -48,7 +49,7 @@ pub(super) struct TablePlan {
     /// Where it goes itself, if it lives with the other weights.
     pub(super) span: Option<Span>,
     /// The tensors of its shards, in order.
-    pub(super) shards: Vec<Spec>,
+    pub(super) shards: Vec<Extract>,
     /// The tensors of their scales.
     scales: Vec<Spec>,
     /// How it is stored.
@@ -87,7 +88,7 @@ impl TablePlan {
             addresses,
             scale_addresses,
             span: None,
-            shards: ple.shards.clone(),
+            shards: ple.shards.iter().map(Extract::from).collect(),
             scales: scales.collect(),
             format,
             shard_bytes,
@@ -131,7 +132,7 @@ impl TablePlan {
 
     /// All that is read of it: the rows of its shards, as one matrix.
     pub(super) fn stack(&self, element: ElementType) -> Stack<'_> {
-        let shape = &self.shards[0].shape;
+        let shape = &self.shards[0].spec.shape;
         let (rows, width) = shape.split_at(shape.len() - 1);
         let rows = self.shards.len() * rows.iter().product::<usize>();
         Stack::rows(&self.shards, Matrix::plain(rows, width[0]).stored(self.format), element)
@@ -172,7 +173,7 @@ impl TablePlan {
             let (file, bytes) = (checkpoint.file(entry), entry.bytes() as usize);
             device.file_arena("n-gram table", file, entry.range.start, bytes).map_err(unmappable)
         };
-        self.shards.iter().chain(&self.scales).map(shard).collect()
+        self.shards.iter().map(|shard| &shard.spec).chain(&self.scales).map(shard).collect()
     }
 
     /// Whether every shard can be used as it lies in its file.
@@ -181,7 +182,9 @@ impl TablePlan {
     /// One cannot: which, and why.
     pub(super) fn mappable(&self, checkpoint: &Checkpoint, element: ElementType) -> Result<(), Error> {
         match self.format {
-            Format::Plain => self.shards.iter().try_for_each(|shard| mappable(checkpoint, element, shard)),
+            Format::Plain => {
+                self.shards.iter().try_for_each(|shard| mappable(checkpoint, element, &shard.spec))
+            }
             // Single bytes, read as they are wherever they lie.
             Format::Fp8 | Format::Nvfp4 => Ok(()),
         }
