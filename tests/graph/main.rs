@@ -3,6 +3,7 @@
 mod access;
 mod bank;
 mod capture;
+mod communicator;
 mod emission;
 mod errors;
 mod faults;
