@@ -1,7 +1,7 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`], [`quality`], [`convert`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`], [`quality`], [`ranks`], [`convert`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bench;
 pub mod bundle;
@@ -20,6 +20,7 @@ pub mod open;
 pub mod place;
 pub mod probe;
 pub mod quality;
+pub mod ranks;
 pub mod receipts;
 pub mod reply;
 pub mod request;

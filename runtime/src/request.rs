@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::sampling::SamplingOptions;
 
 /// A request: a prompt and how to continue it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Submission {
     /// The prompt.
     pub prompt: Vec<u32>,

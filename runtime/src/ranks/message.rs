@@ -1,0 +1,118 @@
+//! What ranks say to each other, by the names that stand on the wire.
+
+use serde::{Deserialize, Serialize};
+
+use super::form::SubmissionForm;
+use super::hello::Hello;
+use crate::request::Submission;
+
+/// A message of the control link.
+///
+/// The set may grow in a newer minor version. A field that is added later has a default, so that an older message
+/// still parses, and an older reader ignores it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Message {
+    /// Who speaks, and what must agree; the first message of either side.
+    Hello(Hello),
+    /// The other side's hello was compared and is right.
+    Welcome,
+    /// What the leader decided and the follower does too, in this order.
+    Command(Command),
+    /// The follower's word on a turn: it planned the same round and has settled it.
+    Done {
+        /// The turn.
+        number: u64,
+        /// Digest of the follower's round, in hex.
+        round: String,
+    },
+    /// A question about something that one rank alone could fail at; nothing is done before the answer.
+    Vote {
+        /// The question's number.
+        question: u64,
+        /// What is to be done.
+        what: String,
+    },
+    /// A vote's answer.
+    Answer {
+        /// The question's number.
+        question: u64,
+        /// Whether it can be done.
+        yes: bool,
+        /// Why not.
+        #[serde(default)]
+        why: String,
+    },
+    /// The sender broke and serves no more.
+    Failed {
+        /// What broke.
+        why: String,
+    },
+    /// The sender ends in good order, or refuses the other side.
+    Bye {
+        /// Why.
+        why: String,
+    },
+    /// The sender is alive. Links send and swallow these themselves.
+    Beat,
+}
+
+/// What the leader decided.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// A request enters the queue.
+    Submit {
+        /// The request.
+        id: u64,
+        /// What was asked. A request without a seed has one drawn by the leader before it is sent: two ranks would
+        /// draw two.
+        #[serde(with = "SubmissionForm")]
+        submission: Submission,
+    },
+    /// A request's caller has gone.
+    Cancel {
+        /// The request.
+        id: u64,
+    },
+    /// A round is run.
+    Turn {
+        /// Counts turns.
+        number: u64,
+        /// Digest of the leader's round, in hex.
+        round: String,
+        /// What the leader's bank decided.
+        how: How,
+        /// Digest of all outcomes that were settled before, in hex.
+        #[serde(default)]
+        settled: String,
+    },
+}
+
+/// How a round is run, on every rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum How {
+    /// From its graph.
+    Replay,
+    /// Recorded, then from its graph.
+    Capture,
+    /// Launch by launch, and why.
+    Eager(String),
+}
+
+impl Message {
+    /// The message's name on the wire.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "Hello",
+            Self::Welcome => "Welcome",
+            Self::Command(Command::Submit { .. }) => "Submit",
+            Self::Command(Command::Cancel { .. }) => "Cancel",
+            Self::Command(Command::Turn { .. }) => "Turn",
+            Self::Done { .. } => "Done",
+            Self::Vote { .. } => "Vote",
+            Self::Answer { .. } => "Answer",
+            Self::Failed { .. } => "Failed",
+            Self::Bye { .. } => "Bye",
+            Self::Beat => "Beat",
+        }
+    }
+}
