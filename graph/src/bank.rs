@@ -92,35 +92,40 @@ impl Bank {
     }
 
     /// Executes a body on `stream`, by whatever the bank knows of its key. `body` emits the launches, and is
-    /// called only if there is no graph. `keeps` are the arenas that they point into.
+    /// called only if there is no graph. `keeps` are the arenas that they point into. `agreed` is asked after a
+    /// capture, with whether it succeeded here, and says whether it did on every rank: a graph that one rank lacks is
+    /// given up on all.
     ///
     /// # Errors
-    /// The body cannot be emitted; or the stream takes nothing. A capture that fails is none: the round runs
-    /// eagerly.
-    pub fn run(
+    /// The body cannot be emitted; the stream takes nothing; or what `agreed` returns. A capture that fails is none:
+    /// the round runs eagerly.
+    pub fn run<E: From<Error>>(
         &mut self,
         stream: &Stream,
         key: &Key,
         keeps: &[Arena],
         body: impl Fn() -> Result<Emission>,
-    ) -> Result<How> {
-        if let Some(held) = self.execs.get_mut(key) {
-            stream.replay(&held.exec)?;
-            held.replayed = Some(self.generation);
-            self.counts.replayed += 1;
-            return Ok(How::Replayed);
-        }
-        if !self.failed.contains(key) {
-            if !self.seen.contains(key) {
+        agreed: impl FnOnce(bool) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<How, E> {
+        match self.next(key) {
+            How::Replayed => {
+                let held = self.execs.get_mut(key).expect("there is a graph");
+                stream.replay(&held.exec)?;
+                held.replayed = Some(self.generation);
+                self.counts.replayed += 1;
+                return Ok(How::Replayed);
+            }
+            How::FirstSight => {
                 stream.run(body()?, keeps)?;
                 note(&mut self.seen, key);
                 self.counts.first_sight += 1;
                 return Ok(How::FirstSight);
             }
-            if self.capture(stream, key, keeps, &body)? {
+            How::Captured if self.prepare(stream, key, keeps, &body, agreed)? => {
                 stream.replay(&self.execs[key].exec)?;
                 return Ok(How::Captured);
             }
+            How::Captured | How::CaptureFailed => {}
         }
         // A failed capture leaves the stream as it was: the round loses nothing by running eagerly.
         stream.run(body()?, keeps)?;
@@ -129,11 +134,43 @@ impl Bank {
     }
 
     /// Captures a body ahead of its first round, as start-up does for the ladder of row counts. False if the
-    /// capture failed: nothing is lost, and the key runs eagerly in this generation.
+    /// capture failed here, or, as `agreed` says, on another rank: nothing is lost, and the key runs eagerly in this
+    /// generation.
     ///
     /// # Errors
     /// As [`Bank::run`].
-    pub fn capture(
+    pub fn prepare<E: From<Error>>(
+        &mut self,
+        stream: &Stream,
+        key: &Key,
+        keeps: &[Arena],
+        body: impl Fn() -> Result<Emission>,
+        agreed: impl FnOnce(bool) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<bool, E> {
+        let captured = self.capture(stream, key, keeps, body)?;
+        let all = agreed(captured)?;
+        if captured && !all {
+            let held = self.execs.remove(key).expect("it was captured");
+            self.bytes -= held.exec.bytes();
+            self.counts.captured -= 1;
+            self.counts.capture_failed += 1;
+            note(&mut self.failed, key);
+        }
+        Ok(captured && all)
+    }
+
+    /// How a round of this key would be executed now, if a capture succeeds.
+    pub fn next(&self, key: &Key) -> How {
+        match (self.execs.contains_key(key), self.failed.contains(key), self.seen.contains(key)) {
+            (true, _, _) => How::Replayed,
+            (_, true, _) => How::CaptureFailed,
+            (_, _, true) => How::Captured,
+            _ => How::FirstSight,
+        }
+    }
+
+    /// Captures a body, on this rank.
+    fn capture(
         &mut self,
         stream: &Stream,
         key: &Key,

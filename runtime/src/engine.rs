@@ -25,13 +25,14 @@ use planner::{
 pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
 pub use handle::{EngineThread, Handle, Hold, Ticket};
 pub use metered::Metered;
-pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened};
+pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened, open_rank};
 
 use crate::bundle::{Bundle, BundleDigest};
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, RoundShape};
 pub use crate::place::Place;
+use crate::ranks::{self, Order, Peer};
 use crate::reply::ReplyText;
 use crate::request::Submission;
 use crate::runner::Runner;
@@ -57,6 +58,10 @@ pub struct Engine {
     tokens: u64,
     audits_failed: u64,
     slabs_refused: u64,
+    /// Requests that nobody listens to any more: called off before the next round.
+    gone: Vec<RequestId>,
+    /// The other rank, if there is one.
+    peer: Option<Peer>,
     /// Why nothing more can be asked of it.
     broken: Option<String>,
 }
@@ -159,8 +164,15 @@ pub struct Stats {
 
 impl Engine {
     /// Takes a request into the queue. What becomes of it is told through `events`.
-    pub fn submit(&mut self, id: RequestId, submission: Submission, events: impl Into<Sink>) {
+    pub fn submit(&mut self, id: RequestId, mut submission: Submission, events: impl Into<Sink>) {
         let mut events = events.into();
+        if let Some(peer) = self.peer.as_ref().filter(|_| self.broken.is_none()) {
+            // Every rank draws from the same seed.
+            submission.sampling.settle_seed();
+            if let Err(error) = peer.submit(id, &submission) {
+                self.fail(&error);
+            }
+        }
         if let Some(why) = &self.broken {
             tell(&mut events, Event::Failed(why.clone()));
             return;
@@ -216,6 +228,9 @@ impl Engine {
 
     /// Calls a request off; nothing happens if it is over.
     pub fn cancel(&mut self, id: RequestId) {
+        if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.cancel(id)) {
+            self.fail(&error);
+        }
         let effects = self.state.cancel(id);
         self.tell(effects);
     }
@@ -228,15 +243,24 @@ impl Engine {
         self.take_turn().inspect_err(|error| self.fail(error))
     }
 
-    /// Tells every request that nothing more will come.
+    /// Tells every request, and the other rank, that nothing more will come.
     fn fail(&mut self, error: &Error) {
         let why = error.to_string();
+        self.part(Some(&why));
         self.fail_all(&why);
         self.broken.get_or_insert(why);
     }
 
     fn take_turn(&mut self) -> Result<Turn, Error> {
-        if let Some(round) = self.stage_next()? {
+        // Nobody listens any more: that is a cancel.
+        for request in std::mem::take(&mut self.gone) {
+            self.cancel(request);
+        }
+        let next = self.stage_next()?;
+        if next.is_some() || !self.flying.is_empty() {
+            self.in_step(next.as_ref())?;
+        }
+        if let Some(round) = next {
             let flying = self.run(round)?;
             self.flying.push_back(flying);
             if self.flying.len() < self.options.depth {
@@ -271,6 +295,9 @@ impl Engine {
     #[doc(hidden)]
     pub fn settle(&mut self, round: &Round, how: Ran, outcomes: &[Outcome]) -> Result<(), Error> {
         let outcome = self.judge(round, how, outcomes);
+        if let Some(peer) = &mut self.peer {
+            peer.settled(outcomes);
+        }
         let effects = settle(&mut self.state, round, &outcome);
         self.tell(effects);
         self.grow()
@@ -309,6 +336,9 @@ impl Engine {
 
     /// Whether decode rounds are replayed, from the next round on.
     pub fn set_graphs(&mut self, on: bool) {
+        if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.graphs(on)) {
+            self.fail(&error);
+        }
         self.state.set_graphs(on);
     }
 
@@ -345,12 +375,14 @@ impl Engine {
         let groups = groups(&round, &self.slabs);
         let shape = shape(&round, &groups);
         let how = match round.verdict {
-            Verdict::Graph => match self.runner.run(&mut self.bank, &shape)? {
-                How::Replayed => Ran::Replayed,
-                How::Captured => Ran::Captured,
-                How::FirstSight => Ran::Eager("first sight"),
-                How::CaptureFailed => Ran::Eager("capture failed"),
-            },
+            Verdict::Graph => {
+                match self.runner.run(&mut self.bank, &shape, agreed(&mut self.peer, "a capture"))? {
+                    How::Replayed => Ran::Replayed,
+                    How::Captured => Ran::Captured,
+                    How::FirstSight => Ran::Eager("first sight"),
+                    How::CaptureFailed => Ran::Eager("capture failed"),
+                }
+            }
             Verdict::Eager(reason) => {
                 if reason == planner::EagerReason::Audit {
                     let emitted = self.runner.emission(&shape)?.digest();
@@ -390,7 +422,6 @@ impl Engine {
 
     /// Makes effects known: events to requests, and the end of their records.
     fn tell(&mut self, effects: Effects) {
-        let mut gone = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Token { request, .. } => {
@@ -399,7 +430,7 @@ impl Engine {
                     self.tokens += 1;
                     live.completion_tokens += 1;
                     if live.events.tell(Event::Token(token)).is_err() {
-                        gone.push(request);
+                        self.gone.push(request);
                     }
                 }
                 Effect::Finished { request, reason } => {
@@ -429,10 +460,6 @@ impl Engine {
                 Effect::Admitted { .. } | Effect::Freed { .. } => {}
             }
         }
-        // Nobody listens any more: that is a cancel.
-        for request in gone {
-            self.cancel(request);
-        }
     }
 
     fn end(&mut self, request: RequestId, event: Event) {
@@ -451,18 +478,85 @@ impl Engine {
         let slots = self.options.slab_lanes.min((most - have) as u16);
         let (layout, pool) = self.classes[class.0 as usize].clone();
         let number = self.slabs.len() as u32;
-        match Lanes::new(&self.runner.device, number, layout, slots.into(), pool) {
-            Ok(lanes) => {
+        let lanes = match Lanes::new(&self.runner.device, number, layout, slots.into(), pool) {
+            Ok(lanes) => Some(lanes),
+            Err(graph::Error::OutOfMemory { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let all = agreed(&mut self.peer, "room for more lanes")(lanes.is_some())?;
+        match lanes.filter(|_| all) {
+            Some(lanes) => {
                 self.slabs.push(lanes);
                 self.state.grow(planner::Slab { class, slots }).map_err(|why| Error::Setting(why.to_string()))
             }
             // The lanes there are go on; what waits keeps waiting.
-            Err(graph::Error::OutOfMemory { .. }) => {
+            None => {
                 self.slabs_refused += 1;
                 self.options.classes[class.0 as usize].lanes = have as u16;
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// That the other rank, if there is one, takes this turn too.
+    fn in_step(&mut self, round: Option<&Round>) -> Result<(), Error> {
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let how = match round.map(|round| (round, round.verdict)) {
+            None => ranks::How::Eager("no round".into()),
+            Some((_, Verdict::Eager(reason))) => ranks::How::Eager(reason_text(reason).into()),
+            Some((round, Verdict::Graph)) => {
+                let groups = groups(round, &self.slabs);
+                match self.bank.next(&self.runner.key(&shape(round, &groups))) {
+                    How::Replayed => ranks::How::Replay,
+                    How::Captured => ranks::How::Capture,
+                    How::FirstSight => ranks::How::Eager("first sight".into()),
+                    How::CaptureFailed => ranks::How::Eager("capture failed".into()),
+                }
+            }
+        };
+        peer.turn(round, how)
+    }
+
+    /// Follows the leader's orders until it ends.
+    ///
+    /// # Errors
+    /// The leader is gone or has failed, the ranks are no longer in step, or the device failed. The leader was told.
+    ///
+    /// # Panics
+    /// If there is no other rank, or this one leads.
+    pub fn follow(mut self) -> Result<(), Error> {
+        let followed = self.follow_orders();
+        match &followed {
+            Ok(()) => {}
+            Err(error) => self.fail(error),
+        }
+        followed
+    }
+
+    fn follow_orders(&mut self) -> Result<(), Error> {
+        loop {
+            let peer = self.peer.as_mut().filter(|peer| !peer.leads()).expect("there is a leader");
+            match peer.order()? {
+                // The caller listens at the leader.
+                Order::Submit(id, submission) => self.submit(id, submission, Sink::new(|_| Ok(()))),
+                Order::Cancel(id) => self.cancel(id),
+                Order::Graphs(on) => self.set_graphs(on),
+                Order::Turn => {
+                    self.take_turn()?;
+                }
+                Order::End => return Ok(()),
+            }
+        }
+    }
+
+    /// Tells the other rank, if there is one, that this one ends: in good order, or why not.
+    pub(crate) fn part(&mut self, failed: Option<&str>) {
+        if let Some(peer) = self.peer.take() {
+            peer.part(failed);
+        }
+        // Whoever still waits in a collective, here or there, waits in vain.
+        if let (Some(communicator), Some(why)) = (&self.runner.model.communicator, failed) {
+            communicator.stop(why);
         }
     }
 
@@ -547,6 +641,14 @@ fn reason_text(reason: planner::EagerReason) -> &'static str {
     }
 }
 
+/// Whether something that succeeded here or not did on every rank.
+fn agreed<'a>(peer: &'a mut Option<Peer>, what: &'a str) -> impl FnOnce(bool) -> Result<bool, Error> + 'a {
+    move |here| match peer {
+        Some(peer) => peer.agree(what, here),
+        None => Ok(here),
+    }
+}
+
 /// Sends an event to a request whose caller may have gone; then there is nobody to tell.
 fn tell(events: &mut Sink, event: Event) {
     let _ = events.tell(event);
@@ -570,7 +672,7 @@ fn warm(engine: &mut Engine) -> Result<(), Error> {
             let groups = [Group { lanes, rows }];
             let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
             // A key whose capture fails runs eagerly; the bank counts it.
-            runner.prepare(&mut engine.bank, &shape)?;
+            runner.prepare(&mut engine.bank, &shape, agreed(&mut engine.peer, "a capture at start"))?;
         }
     }
     runner.stream.synchronize()?;

@@ -326,6 +326,8 @@ pub enum Error {
     Setting(String),
     /// The device failed.
     Device(graph::Error),
+    /// The other rank, or the way to it, failed; the text says how.
+    Peer(String),
     /// The engine has ended; nothing can be asked of it.
     Ended,
 }
@@ -333,7 +335,7 @@ pub enum Error {
 impl Error {
     /// Whether the device failed, rather than the input.
     pub fn is_device(&self) -> bool {
-        matches!(self, Error::Device(_) | Error::Ended)
+        matches!(self, Error::Device(_) | Error::Peer(_) | Error::Ended)
     }
 }
 
@@ -344,7 +346,7 @@ impl fmt::Display for Error {
             Error::Convert(error) => error.fmt(f),
             Error::Text(error) => error.fmt(f),
             Error::Chat(error) => error.fmt(f),
-            Error::Prompt(why) | Error::Setting(why) => f.write_str(why),
+            Error::Prompt(why) | Error::Setting(why) | Error::Peer(why) => f.write_str(why),
             Error::Device(error) => error.fmt(f),
             Error::Ended => f.write_str("the engine has ended; open the model again"),
         }
@@ -352,6 +354,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<crate::ranks::LinkError> for Error {
+    fn from(error: crate::ranks::LinkError) -> Self {
+        Error::Peer(error.to_string())
+    }
+}
 
 impl From<LoadError> for Error {
     fn from(error: LoadError) -> Self {

@@ -10,6 +10,8 @@ mod hello;
 mod link;
 mod meet;
 mod message;
+mod peer;
+mod rank;
 mod socket;
 pub mod wire;
 
@@ -18,3 +20,6 @@ pub use hello::{Difference, Hello, Settings};
 pub use link::Link;
 pub use meet::Listener;
 pub use message::{Command, How, Message};
+pub(crate) use peer::Order;
+pub use peer::Peer;
+pub use rank::{Patience, Rank};

@@ -9,6 +9,7 @@ use kernels::table::{
     BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling, TableLayout,
 };
 
+use crate::error::Error;
 use crate::lanes::Lanes;
 use crate::model::{Group, Model, Picks, RoundShape};
 use crate::scratch::{RoundLimits, Scratch};
@@ -175,14 +176,25 @@ impl Runner {
         key
     }
 
-    /// Queues a round by whatever the bank knows of its key.
-    pub fn run(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<How> {
-        bank.run(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
+    /// Queues a round by whatever the bank knows of its key. `agreed` as [`Bank::run`] says.
+    pub fn run(
+        &self,
+        bank: &mut Bank,
+        shape: &RoundShape<'_>,
+        agreed: impl FnOnce(bool) -> Result<bool, Error>,
+    ) -> Result<How, Error> {
+        bank.run(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape), agreed)
     }
 
-    /// Captures a round of this shape into the bank. Nothing of it runs. False if the capture failed.
-    pub fn prepare(&self, bank: &mut Bank, shape: &RoundShape<'_>) -> Result<bool> {
-        bank.capture(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape))
+    /// Captures a round of this shape into the bank. Nothing of it runs. False if the capture failed, here or, as
+    /// `agreed` says, on another rank.
+    pub fn prepare(
+        &self,
+        bank: &mut Bank,
+        shape: &RoundShape<'_>,
+        agreed: impl FnOnce(bool) -> Result<bool, Error>,
+    ) -> Result<bool, Error> {
+        bank.prepare(&self.stream, &self.key(shape), &self.keeps(shape), || self.emission(shape), agreed)
     }
 
     /// Captures a round of this shape. Nothing of it runs.

@@ -97,6 +97,11 @@ impl SamplingOptions {
         }
     }
 
+    /// Draws a seed if there is none.
+    pub(crate) fn settle_seed(&mut self) {
+        self.seed.get_or_insert_with(|| RandomState::new().hash_one(0));
+    }
+
     /// What is staged for the request, the same in each of its rounds. Without a seed, every call draws
     /// another one: make the row once per request.
     pub fn to_row(&self) -> Sampling {

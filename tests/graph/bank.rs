@@ -5,6 +5,11 @@ use graph::{Bank, BankCounts, Buffers, Digest, Emission, Error, How, Key, Record
 
 use crate::rig::{Fail, Note, NoteArgs, Rig, device, fault, launch, zeros};
 
+/// There is one rank: what succeeded here did everywhere.
+fn alone(here: bool) -> Result<bool> {
+    Ok(here)
+}
+
 /// A key of so many rows.
 fn key(rows: u32) -> Key {
     let buffers = [Buffers { digest: Digest(7), rows }];
@@ -37,13 +42,14 @@ impl Counter {
     fn run(&mut self, rows: u32) -> How {
         let Counter { rig, bank, .. } = self;
         let body = || Ok(rig.log.emission(rows));
-        bank.run(&rig.stream, &key(rows), std::slice::from_ref(&rig.log.0), body).expect("runs")
+        bank.run(&rig.stream, &key(rows), std::slice::from_ref(&rig.log.0), body, alone).expect("runs")
     }
 
     fn capture(&mut self, rows: u32) -> bool {
         let Counter { rig, bank, .. } = self;
         let body = || Ok(rig.log.emission(rows));
-        bank.capture(&rig.stream, &key(rows), std::slice::from_ref(&rig.log.0), body).expect("a sound body")
+        bank.prepare(&rig.stream, &key(rows), std::slice::from_ref(&rig.log.0), body, alone)
+            .expect("a sound body")
     }
 
     /// The rows of every round that ran.
@@ -79,7 +85,7 @@ fn a_key_is_eager_then_captured_then_replayed() {
     let counts = BankCounts { replayed: 3, captured: 2, first_sight: 2, ..BankCounts::default() };
     assert_eq!(counter.bank.counts(), counts);
     assert_eq!(counter.held(), [3, 4]);
-    assert_eq!(counter.bank.run(&counter.rig.stream, &key(3), &[], not_asked), Ok(Replayed));
+    assert_eq!(counter.bank.run(&counter.rig.stream, &key(3), &[], not_asked, alone), Ok(Replayed));
 }
 
 #[test]
@@ -102,9 +108,9 @@ fn graphs_hold_what_they_point_into() {
     let used = rig.device.used_bytes();
     let data = zeros(&rig.device, "data", 16);
     let body = || Ok(rig.log.emission_of(data.base()));
-    bank.capture(&rig.stream, &key(1), &[data.clone(), rig.log.0.clone()], body).expect("captured");
+    bank.prepare(&rig.stream, &key(1), &[data.clone(), rig.log.0.clone()], body, alone).expect("captured");
     drop(data);
-    assert_eq!(bank.run(&rig.stream, &key(1), &[], not_asked), Ok(How::Replayed));
+    assert_eq!(bank.run(&rig.stream, &key(1), &[], not_asked, alone), Ok(How::Replayed));
     rig.stream.synchronize().expect("the arena is there");
     assert_eq!(rig.device.used_bytes(), used + 64);
     bank.clear();
@@ -168,7 +174,7 @@ fn a_graph_larger_than_the_budget_is_a_failed_capture_and_evicts_nothing() {
             emission.append(&rig.log.emission(3));
             Ok(emission)
         };
-        bank.run(&rig.stream, &key(9), std::slice::from_ref(&rig.log.0), body).expect("runs")
+        bank.run(&rig.stream, &key(9), std::slice::from_ref(&rig.log.0), body, alone).expect("runs")
     };
     let how = [(); 4].map(|()| large(&mut counter));
     assert_eq!(how, [How::FirstSight, How::CaptureFailed, How::CaptureFailed, How::CaptureFailed]);
@@ -266,19 +272,26 @@ fn other_errors_are_told_and_change_nothing() {
     let Counter { rig, mut bank, .. } = Counter::new(8);
     let refused = || Err(Error::Launch { kernel: "note", why: "rows 0".into() });
     for _ in 0..3 {
-        assert_eq!(bank.run(&rig.stream, &key(1), &[], refused), refused().map(|_: Emission| How::Replayed));
+        assert_eq!(
+            bank.run(&rig.stream, &key(1), &[], refused, alone),
+            refused().map(|_: Emission| How::Replayed)
+        );
     }
-    assert!(bank.capture(&rig.stream, &key(1), &[], refused).is_err());
+    assert!(bank.prepare(&rig.stream, &key(1), &[], refused, alone).is_err());
     assert_eq!(bank.counts(), BankCounts::default());
 
     // Arenas of another device, at a first sight and at a capture.
     let foreign = zeros(&device(1 << 16), "foreign", 4);
     let body = || Ok(rig.log.emission(1));
     let other = Err(Error::OtherDevice { call: "running work" });
-    assert_eq!(bank.run(&rig.stream, &key(1), std::slice::from_ref(&foreign), body), other);
-    bank.run(&rig.stream, &key(1), &[], body).expect("a first sight");
-    assert_eq!(bank.run(&rig.stream, &key(1), std::slice::from_ref(&foreign), body), other);
-    assert_eq!(bank.run(&rig.stream, &key(1), &[], body), Ok(How::Captured), "the stream is as it was");
+    assert_eq!(bank.run(&rig.stream, &key(1), std::slice::from_ref(&foreign), body, alone), other);
+    bank.run(&rig.stream, &key(1), &[], body, alone).expect("a first sight");
+    assert_eq!(bank.run(&rig.stream, &key(1), std::slice::from_ref(&foreign), body, alone), other);
+    assert_eq!(
+        bank.run(&rig.stream, &key(1), &[], body, alone),
+        Ok(How::Captured),
+        "the stream is as it was"
+    );
     let counts = BankCounts { first_sight: 1, captured: 1, ..BankCounts::default() };
     assert_eq!(bank.counts(), counts);
 }
@@ -294,7 +307,7 @@ fn a_device_that_failed_is_no_failed_capture() {
     let before = bank.counts();
     for rows in [1, 2, 3] {
         let body = || Ok(launch::<Note>(&NoteArgs { value: rows, ..bytemuck::Zeroable::zeroed() }));
-        assert_eq!(bank.run(&rig.stream, &key(rows), &[], body), Err(found.clone()), "{rows} rows");
+        assert_eq!(bank.run(&rig.stream, &key(rows), &[], body, alone), Err(found.clone()), "{rows} rows");
     }
     assert_eq!(bank.counts(), before);
 }

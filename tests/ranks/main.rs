@@ -1,5 +1,6 @@
 //! The control link between two ranks: its messages as bytes, how ranks meet, and how a link lives and ends.
 
+mod engine;
 mod life;
 mod meet;
 mod wire;

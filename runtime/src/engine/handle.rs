@@ -48,6 +48,8 @@ enum Mail {
     Submit(RequestId, Box<Submission>, Sink),
     Cancel(RequestId),
     Stop,
+    /// The other rank is gone: nothing more can be done.
+    Lost(String),
 }
 
 /// The thread of an engine. It ends when it is told to stop and nothing is left to do, or when the device
@@ -61,6 +63,11 @@ impl Engine {
     /// Moves the engine to a thread of its own.
     pub fn spawn(self) -> (Handle, EngineThread) {
         let (mail, inbox) = Mailbox::new();
+        if let Some(peer) = &self.peer {
+            let mail = mail.clone();
+            // If the engine has ended, there is nobody to tell.
+            peer.on_failure(move |error| drop(mail.send(Mail::Lost(error.to_string()))));
+        }
         let open = mail.open.clone();
         let stats = Arc::new(Mutex::new(self.stats()));
         let handle = Handle { mail: mail.clone(), next: Arc::new(AtomicU64::new(1)), stats: stats.clone() };
@@ -86,6 +93,8 @@ fn serve(
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the engine met a fault of its own and has ended".to_owned(),
     };
+    let failed = !matches!(ended, Ok(Ok(())));
+    engine.part(failed.then_some(&*why));
     engine.fail_all(&why);
     for mail in close(open, inbox) {
         if let Mail::Submit(_, _, mut events) = mail {
@@ -107,12 +116,12 @@ fn turns(engine: &mut Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> R
                 return Ok(());
             }
             match inbox.recv() {
-                Ok(mail) => stopping |= receive(engine, mail, stopping),
+                Ok(mail) => stopping |= receive(engine, mail, stopping)?,
                 Err(_) => return Ok(()),
             }
         }
         while let Ok(mail) = inbox.try_recv() {
-            stopping |= receive(engine, mail, stopping);
+            stopping |= receive(engine, mail, stopping)?;
         }
         engine.turn()?;
         *stats.lock() = engine.stats();
@@ -120,7 +129,10 @@ fn turns(engine: &mut Engine, inbox: &Receiver<Mail>, stats: &Mutex<Stats>) -> R
 }
 
 /// Takes one piece of mail; whether it was the word to stop. An engine that is stopping takes no requests.
-fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> bool {
+///
+/// # Errors
+/// The other rank is gone.
+fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> Result<bool, Error> {
     match mail {
         Mail::Submit(_, _, mut events) if stopping => {
             // If nobody listens, there is nobody to tell.
@@ -128,9 +140,10 @@ fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> bool {
         }
         Mail::Submit(id, submission, events) => engine.submit(id, *submission, events),
         Mail::Cancel(id) => engine.cancel(id),
-        Mail::Stop => return true,
+        Mail::Stop => return Ok(true),
+        Mail::Lost(why) => return Err(Error::Peer(why)),
     }
-    false
+    Ok(false)
 }
 
 impl Mailbox {

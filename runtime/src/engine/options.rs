@@ -15,10 +15,11 @@ use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
 use crate::open::{Load, OpenModel, Opened, Progress};
 use crate::place::Place;
+use crate::ranks::Rank;
 use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
 use crate::tokenizer::Tokenizer;
-use crate::weights::TablePlace;
+use crate::weights::{TablePlace, WeightForm};
 
 /// Positions of the longest context, unless asked otherwise or the model has fewer.
 const DEFAULT_CONTEXT: u32 = 32_768;
@@ -262,6 +263,20 @@ pub fn open(
     open_opened(Opened::with(dir, form, options.load)?, options, progress)
 }
 
+/// As [`open`], one rank of two: its share of the model.
+///
+/// # Errors
+/// As [`open`]; the model cannot be shared; or the other rank is gone.
+pub fn open_rank(
+    dir: &Path,
+    options: &EngineOptions,
+    rank: Rank,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<OpenEngine, Error> {
+    let form = WeightForm { share: rank.share()?, ..options.place.form(options.element, options.table) };
+    open_any(Opened::with(dir, form, options.load)?, options, Some(rank), progress)
+}
+
 /// As [`open`], of a folder whose files were checked.
 ///
 /// # Errors
@@ -269,6 +284,15 @@ pub fn open(
 pub fn open_opened(
     opened: Opened,
     options: &EngineOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<OpenEngine, Error> {
+    open_any(opened, options, None, progress)
+}
+
+fn open_any(
+    opened: Opened,
+    options: &EngineOptions,
+    rank: Option<Rank>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let device = options.place.open(options.element, options.poison, options.host_memory)?;
@@ -301,7 +325,13 @@ pub fn open_opened(
             .collect::<Vec<_>>(),
     )?;
 
-    let OpenModel { model, weights, tokenizer, chat, stop_ids } = opened.load(&device, progress)?;
+    let OpenModel { mut model, weights, tokenizer, chat, stop_ids } = opened.load(&device, progress)?;
+    let peer = rank.map(|Rank { peer, communicator }| {
+        let stop = communicator.clone();
+        peer.on_failure(move |error| stop.stop(&error.to_string()));
+        model.communicator = Some(communicator);
+        peer
+    });
     let (mut classes, mut slabs) = (Vec::new(), Vec::new());
     for (number, (class, layout)) in options.classes.iter().zip(layouts).enumerate() {
         let pool = PagePool::new(&device, &layout, class.pages as usize)?;
@@ -325,6 +355,8 @@ pub fn open_opened(
         tokens: 0,
         audits_failed: 0,
         slabs_refused: 0,
+        gone: Vec::new(),
+        peer,
         broken: None,
         options,
     };

@@ -69,6 +69,13 @@ pub enum LinkError {
         /// How.
         detail: String,
     },
+    /// The other side has failed, and said why.
+    Failed {
+        /// The other side.
+        peer: String,
+        /// What it said.
+        why: String,
+    },
     /// What came is not a message.
     Garbled {
         /// The other side.
@@ -110,6 +117,9 @@ impl fmt::Display for LinkError {
                 f,
                 "the control link cannot use the address {address}: {detail}; give the leader's host and port, as in 10.0.0.1:7700"
             ),
+            Self::Failed { peer, why } => {
+                write!(f, "{peer} has failed, so this rank ends too; it says: {why}")
+            }
             Self::InUse { address } => write!(
                 f,
                 "rank 0 cannot listen at {address}: the port is in use; end the process that has it (`ss -ltnp` names it) or give all ranks another port"

@@ -5,7 +5,7 @@
 //! gives [`Link::receive`] a bound of its own.
 
 use std::io::{self, ErrorKind};
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -71,6 +71,11 @@ impl Link {
     /// The other side, for messages to people.
     pub fn peer(&self) -> &str {
         &self.shared.peer
+    }
+
+    /// The host of the other side, if it is not in this process.
+    pub fn host(&self) -> Option<IpAddr> {
+        self.shared.socket.host()
     }
 
     /// Sends a message. It waits for at most twice the link's silence, and in practice not at all.
@@ -187,6 +192,10 @@ impl Shared {
             loop {
                 match frames.next_message() {
                     Ok(Some(Message::Beat)) => {}
+                    Ok(Some(Message::Failed { why })) => {
+                        self.fail(LinkError::Failed { peer: self.peer.clone(), why });
+                        return;
+                    }
                     Ok(Some(message)) => {
                         // Nobody receives any more: the link was dropped, and the rest is read to be forgotten.
                         let _ = inbox.send(message);

@@ -52,6 +52,11 @@ pub enum Message {
         /// Why.
         why: String,
     },
+    /// The leader waits at this port of its address for the connection of the collectives.
+    Meet {
+        /// The port.
+        port: u16,
+    },
     /// The sender is alive. Links send and swallow these themselves.
     Beat,
 }
@@ -72,6 +77,11 @@ pub enum Command {
     Cancel {
         /// The request.
         id: u64,
+    },
+    /// Decode rounds are replayed, or not, from the next one on.
+    Graphs {
+        /// Whether they are.
+        on: bool,
     },
     /// A round is run.
     Turn {
@@ -106,12 +116,14 @@ impl Message {
             Self::Welcome => "Welcome",
             Self::Command(Command::Submit { .. }) => "Submit",
             Self::Command(Command::Cancel { .. }) => "Cancel",
+            Self::Command(Command::Graphs { .. }) => "Graphs",
             Self::Command(Command::Turn { .. }) => "Turn",
             Self::Done { .. } => "Done",
             Self::Vote { .. } => "Vote",
             Self::Answer { .. } => "Answer",
             Self::Failed { .. } => "Failed",
             Self::Bye { .. } => "Bye",
+            Self::Meet { .. } => "Meet",
             Self::Beat => "Beat",
         }
     }

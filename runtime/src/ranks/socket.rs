@@ -1,7 +1,7 @@
 //! A stream of bytes between two ranks: TCP, or a pair inside one process.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +28,14 @@ impl Socket {
                 stream.set_read_timeout(Some(TICK))?;
                 stream.set_write_timeout(Some(TICK))
             }
+        }
+    }
+
+    /// The host of the other side, if it has one.
+    pub(super) fn host(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip()),
+            Self::Pair(_) => None,
         }
     }
 

@@ -1,0 +1,221 @@
+//! The other rank, as an engine sees it: both run the same engine on the same commands in the same order, and so
+//! decide the same.
+//!
+//! ```text
+//! leader                                   follower
+//!   Submit, Cancel  ──►                      does the same
+//!   plans, Turn     ──►                      plans, compares the digests
+//!   runs            ◄──  Done                runs
+//!   before it tells what a round made, the leader has the follower's word on that round
+//!   what one rank alone may fail at          Answer both ways, then both do it or neither does
+//! ```
+
+use std::time::{Duration, Instant};
+
+use graph::{Digest, Digester};
+use kernels::table::Outcome;
+use planner::{RequestId, Round};
+
+use super::{Command, How, Link, LinkError, Message};
+use crate::error::Error;
+use crate::request::Submission;
+
+/// The other rank.
+pub struct Peer {
+    link: Link,
+    leads: bool,
+    /// How long an answer may take.
+    patience: Duration,
+    turn: u64,
+    /// Turns that the follower has answered.
+    answered: u64,
+    question: u64,
+    /// Digest of all outcomes so far.
+    settled: Digest,
+    /// What the leader said of the turn that comes.
+    told: Option<Told>,
+}
+
+/// A turn as the leader sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    number: u64,
+    round: String,
+    how: How,
+    settled: String,
+}
+
+/// What a follower is to do.
+pub(crate) enum Order {
+    Submit(RequestId, Submission),
+    Cancel(RequestId),
+    Graphs(bool),
+    Turn,
+    /// The leader has ended, in good order.
+    End,
+}
+
+impl Peer {
+    /// The rank behind a link: the follower's if this one leads.
+    pub fn new(link: Link, leads: bool, patience: Duration) -> Peer {
+        Peer { link, leads, patience, turn: 0, answered: 0, question: 0, settled: Digest(0), told: None }
+    }
+
+    /// Whether this rank leads.
+    pub(crate) fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// See [`Link::on_failure`].
+    pub(crate) fn on_failure(&self, callback: impl FnOnce(&LinkError) + Send + 'static) {
+        self.link.on_failure(callback);
+    }
+
+    /// Has the follower take a request too.
+    pub(crate) fn submit(&self, id: RequestId, submission: &Submission) -> Result<(), Error> {
+        self.command(|| Command::Submit { id: id.0, submission: submission.clone() })
+    }
+
+    /// Has the follower call a request off too.
+    pub(crate) fn cancel(&self, id: RequestId) -> Result<(), Error> {
+        self.command(|| Command::Cancel { id: id.0 })
+    }
+
+    /// Has the follower replay rounds too, or not.
+    pub(crate) fn graphs(&self, on: bool) -> Result<(), Error> {
+        self.command(|| Command::Graphs { on })
+    }
+
+    fn command(&self, command: impl FnOnce() -> Command) -> Result<(), Error> {
+        match self.leads {
+            true => Ok(self.link.send(&Message::Command(command()))?),
+            false => Ok(()),
+        }
+    }
+
+    /// Begins a turn: the leader says which round it runs, and how, and waits for the word on the round before; the
+    /// follower compares with its own, and answers.
+    ///
+    /// # Errors
+    /// The two plan different rounds or had other outcomes; or the other rank is gone, or does not answer.
+    pub(crate) fn turn(&mut self, round: Option<&Round>, how: How) -> Result<(), Error> {
+        self.turn += 1;
+        let text = round.map_or_else(|| "no round".to_owned(), Round::to_string);
+        let here = Told {
+            number: self.turn,
+            round: Digester::of(text.as_bytes()).to_string(),
+            how,
+            settled: self.settled.to_string(),
+        };
+        if self.leads {
+            let Told { number, round, how, settled } = here;
+            self.link.send(&Message::Command(Command::Turn { number, round, how, settled }))?;
+            return self.answers(number - 1);
+        }
+        let told =
+            self.told.take().ok_or_else(|| Error::Peer("a turn that the leader did not order".into()))?;
+        if told != here {
+            return Err(Error::Peer(format!(
+                "the ranks do not agree on turn {}, so both stop before it runs: the leader has {told:?}, this rank \
+                 {here:?} for {text}",
+                self.turn
+            )));
+        }
+        self.link.send(&Message::Done { number: here.number, round: here.round })?;
+        Ok(())
+    }
+
+    /// Waits until the follower has answered turn `number`.
+    fn answers(&mut self, number: u64) -> Result<(), Error> {
+        let asked = Instant::now();
+        while self.answered < number {
+            match self.receive(asked, "the word on a round")? {
+                Message::Done { number, .. } if number == self.answered + 1 => self.answered = number,
+                other => return Err(unexpected(&other, "the word on a round")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what a settled round left.
+    pub(crate) fn settled(&mut self, outcomes: &[Outcome]) {
+        let mut digest = Digester::new();
+        digest.digest(self.settled).bytes(bytemuck::cast_slice(outcomes));
+        self.settled = digest.finish();
+    }
+
+    /// Whether something succeeded here and at the other rank.
+    ///
+    /// # Errors
+    /// The other rank is gone, does not answer, or asks something else.
+    pub(crate) fn agree(&mut self, what: &str, here: bool) -> Result<bool, Error> {
+        self.question += 1;
+        let why = if here { String::new() } else { format!("{what} failed there") };
+        self.link.send(&Message::Answer { question: self.question, yes: here, why })?;
+        let asked = Instant::now();
+        loop {
+            match self.receive(asked, what)? {
+                Message::Done { number, .. } if self.leads && number == self.answered + 1 => {
+                    self.answered = number
+                }
+                Message::Answer { question, yes, .. } if question == self.question => return Ok(here && yes),
+                other => return Err(unexpected(&other, what)),
+            }
+        }
+    }
+
+    /// The next message, which was asked for at `asked`.
+    fn receive(&self, asked: Instant, what: &str) -> Result<Message, Error> {
+        let left = self.patience.saturating_sub(asked.elapsed());
+        self.link.receive(left).map_err(|error| match error {
+            LinkError::Late { peer, .. } => Error::Peer(format!(
+                "{peer} did not answer within {} s (--peer-timeout) when asked for {what}; look at its log",
+                self.patience.as_secs()
+            )),
+            error => error.into(),
+        })
+    }
+
+    /// What the leader orders next, however long it takes.
+    ///
+    /// # Errors
+    /// The leader is gone, or has failed.
+    pub(crate) fn order(&mut self) -> Result<Order, Error> {
+        loop {
+            let message = match self.link.receive(Duration::from_secs(60)) {
+                Err(LinkError::Late { .. }) => continue,
+                message => message?,
+            };
+            return Ok(match message {
+                Message::Command(Command::Submit { id, submission }) => {
+                    Order::Submit(RequestId(id), submission)
+                }
+                Message::Command(Command::Cancel { id }) => Order::Cancel(RequestId(id)),
+                Message::Command(Command::Graphs { on }) => Order::Graphs(on),
+                Message::Command(Command::Turn { number, round, how, settled }) => {
+                    self.told = Some(Told { number, round, how, settled });
+                    Order::Turn
+                }
+                Message::Bye { .. } => Order::End,
+                other => return Err(unexpected(&other, "an order")),
+            });
+        }
+    }
+
+    /// Tells the other rank why this one ends: in good order, or not.
+    pub(crate) fn part(&self, failed: Option<&str>) {
+        let farewell = match failed {
+            Some(why) => Message::Failed { why: why.into() },
+            None => Message::Bye { why: "there is nothing left to do".into() },
+        };
+        // If it is gone, there is nobody to tell.
+        let _ = self.link.send(&farewell);
+    }
+}
+
+fn unexpected(message: &Message, what: &str) -> Error {
+    Error::Peer(format!(
+        "the other rank sent {} where {what} was due; both stop, since they are no longer in step",
+        message.name()
+    ))
+}
