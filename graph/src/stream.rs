@@ -127,6 +127,18 @@ impl Stream {
         }
     }
 
+    /// Has everything queued so far run, as on a CUDA device it does by itself: for whoever is about to wait for
+    /// another rank, which may wait for this one's part of a collective.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn progress(&self) -> Result<()> {
+        match &self.queue {
+            Queue::Host(..) => self.synchronize(),
+            Queue::Cuda(_) => self.device.state().healthy(),
+        }
+    }
+
     /// Runs the next `items` queued items, as a device does that is busy meanwhile: tests of the host device
     /// draw the moment. A CUDA device is busy by itself.
     pub fn advance(&self, items: usize) -> Result<()> {

@@ -16,7 +16,7 @@ mod stage;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use graph::{Bank, BankCounts, Digest, Digester, How, Pending};
+use graph::{Bank, BankCounts, Digest, Digester, How, Pending, Stream};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
@@ -376,7 +376,11 @@ impl Engine {
         let shape = shape(&round, &groups);
         let how = match round.verdict {
             Verdict::Graph => {
-                match self.runner.run(&mut self.bank, &shape, agreed(&mut self.peer, "a capture"))? {
+                match self.runner.run(
+                    &mut self.bank,
+                    &shape,
+                    agreed(&mut self.peer, &self.runner.stream, "a capture"),
+                )? {
                     How::Replayed => Ran::Replayed,
                     How::Captured => Ran::Captured,
                     How::FirstSight => Ran::Eager("first sight"),
@@ -483,7 +487,7 @@ impl Engine {
             Err(graph::Error::OutOfMemory { .. }) => None,
             Err(error) => return Err(error.into()),
         };
-        let all = agreed(&mut self.peer, "room for more lanes")(lanes.is_some())?;
+        let all = agreed(&mut self.peer, &self.runner.stream, "room for more lanes")(lanes.is_some())?;
         match lanes.filter(|_| all) {
             Some(lanes) => {
                 self.slabs.push(lanes);
@@ -501,6 +505,7 @@ impl Engine {
     /// That the other rank, if there is one, takes this turn too.
     fn in_step(&mut self, round: Option<&Round>) -> Result<(), Error> {
         let Some(peer) = &mut self.peer else { return Ok(()) };
+        self.runner.stream.progress()?;
         let how = match round.map(|round| (round, round.verdict)) {
             None => ranks::How::Eager("no round".into()),
             Some((_, Verdict::Eager(reason))) => ranks::How::Eager(reason_text(reason).into()),
@@ -543,6 +548,7 @@ impl Engine {
                 Order::Graphs(on) => self.set_graphs(on),
                 Order::Turn => {
                     self.take_turn()?;
+                    self.runner.stream.progress()?;
                 }
                 Order::End => return Ok(()),
             }
@@ -642,9 +648,16 @@ fn reason_text(reason: planner::EagerReason) -> &'static str {
 }
 
 /// Whether something that succeeded here or not did on every rank.
-fn agreed<'a>(peer: &'a mut Option<Peer>, what: &'a str) -> impl FnOnce(bool) -> Result<bool, Error> + 'a {
+fn agreed<'a>(
+    peer: &'a mut Option<Peer>,
+    stream: &'a Stream,
+    what: &'a str,
+) -> impl FnOnce(bool) -> Result<bool, Error> + 'a {
     move |here| match peer {
-        Some(peer) => peer.agree(what, here),
+        Some(peer) => {
+            stream.progress()?;
+            peer.agree(what, here)
+        }
         None => Ok(here),
     }
 }
@@ -672,7 +685,11 @@ fn warm(engine: &mut Engine) -> Result<(), Error> {
             let groups = [Group { lanes, rows }];
             let shape = RoundShape { kind: Kind::Decode, groups: &groups, picks: Picks::All };
             // A key whose capture fails runs eagerly; the bank counts it.
-            runner.prepare(&mut engine.bank, &shape, agreed(&mut engine.peer, "a capture at start"))?;
+            runner.prepare(
+                &mut engine.bank,
+                &shape,
+                agreed(&mut engine.peer, &runner.stream, "a capture at start"),
+            )?;
         }
     }
     runner.stream.synchronize()?;

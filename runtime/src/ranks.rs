@@ -4,10 +4,12 @@
 //! compare a [`Hello`] on both sides; from then on [`Link::send`] and [`Link::receive`] carry [`Message`]s, and a
 //! peer that dies, stops or speaks nonsense is found without any help of the collectives.
 
+mod call;
 mod error;
 mod form;
 mod hello;
 mod link;
+mod listen;
 mod meet;
 mod message;
 mod peer;
@@ -18,7 +20,7 @@ pub mod wire;
 pub use error::LinkError;
 pub use hello::{Difference, Hello, Settings};
 pub use link::Link;
-pub use meet::Listener;
+pub use listen::Listener;
 pub use message::{Command, How, Message};
 pub(crate) use peer::Order;
 pub use peer::Peer;

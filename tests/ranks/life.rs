@@ -11,7 +11,7 @@ use runtime::request::Submission;
 use crate::{LONG, Puppet, assert_says, end_of, hello, linked};
 
 /// Long before a silence of [`hello`] is over.
-const AT_ONCE: Duration = Duration::from_millis(300);
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn pair() -> (Link, Link) {
     Link::pair(hello(0).silence()).expect("a pair")
@@ -20,9 +20,9 @@ fn pair() -> (Link, Link) {
 #[test]
 fn heartbeats_keep_an_idle_link_alive() {
     for (leader, follower) in [pair(), linked()] {
-        let late = leader.receive(3 * hello(0).silence()).expect_err("nobody said anything");
+        let late = leader.receive(2 * hello(0).silence()).expect_err("nobody said anything");
         assert!(matches!(late, LinkError::Late { .. }), "{late}");
-        assert_says(late, &["1.8 s", "rank 1"]);
+        assert_says(late, &["2 s", "rank 1"]);
         assert_eq!((leader.failure(), follower.failure()), (None, None));
         leader.send(&Message::Welcome).expect("alive");
         assert_eq!(follower.receive(LONG), Ok(Message::Welcome));
@@ -41,7 +41,7 @@ fn a_message_is_received_at_once() {
     assert_eq!(follower.receive(LONG), Ok(Message::Welcome));
     let received = Instant::now();
     let (sent, _leader) = sender.join().expect("no panic");
-    assert!(received.saturating_duration_since(sent) < Duration::from_millis(50));
+    assert!(received.saturating_duration_since(sent) < Duration::from_millis(90));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_silent_peer_is_found() {
     let (error, after) = end_of(&leader);
     assert!(matches!(error, LinkError::Silent { .. }), "{error}");
     assert!(after > AT_ONCE && after < 3 * hello(0).silence(), "{after:?}");
-    assert_says(&error, &["rank 1 at 127.0.0.1", "0.6 s", "stopped"]);
+    assert_says(&error, &["rank 1 at 127.0.0.1", "1 s", "stopped"]);
     assert_eq!(leader.receive(LONG), Err(error.clone()));
     assert_eq!(leader.send(&Message::Welcome), Err(error));
     drop(puppet);
@@ -202,14 +202,14 @@ fn dropping_neither_waits_nor_calls_back() {
         leader.on_failure(|error| panic!("dropped, not failed: {error}"));
         let began = Instant::now();
         drop(leader);
-        assert!(began.elapsed() < Duration::from_millis(50));
+        assert!(began.elapsed() < AT_ONCE);
         assert!(matches!(end_of(&follower), (LinkError::Gone { .. }, after) if after < AT_ONCE));
     }
     // Not even beside a peer that is stopped.
     let (leader, _puppet) = Puppet::followed();
     let began = Instant::now();
     drop(leader);
-    assert!(began.elapsed() < Duration::from_millis(50));
+    assert!(began.elapsed() < AT_ONCE);
 }
 
 #[cfg(target_os = "linux")]

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(10);
 /// The hello of one of two ranks that fit together.
 fn hello(rank: usize) -> Hello {
     let settings = Settings::default().with("model", "a1b2").with("lanes", 8).with("graphs", true);
-    Hello { silence_ms: 600, ..Hello::new(rank, 2, "c0ffee", "host", settings) }
+    Hello { silence_ms: 1000, ..Hello::new(rank, 2, "c0ffee", "host", settings) }
 }
 
 fn leader(hello: &Hello) -> Listener {

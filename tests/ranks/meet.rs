@@ -172,7 +172,7 @@ fn strangers_are_told_when_nobody_else_came() {
     let mut stranger = Puppet::call(&listener);
     stranger.write(b"GET / HTTP/1.1\r\n");
     let error = listener.accept(&hello(0), SHORT).err().expect("only a stranger came");
-    assert_says(error, &["1 connections were dropped", "GET / HTTP/1.1"]);
+    assert_says(error, &["connections dropped: 1", "GET / HTTP/1.1"]);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn what_differs_is_named_on_both_sides_with_both_values() {
     assert_refused(hello(0), Hello { settings, ..hello(1) }, &parts);
     assert_refused(hello(0), Hello { ranks: 4, ..hello(1) }, &["number of ranks is", "2", "4"]);
     assert_refused(hello(0), Hello { rank: 0, ..hello(1) }, &["rank (each needs its own) is 0"]);
-    assert_refused(hello(0), Hello { silence_ms: 5000, ..hello(1) }, &["silence in ms is", "600", "5000"]);
+    assert_refused(hello(0), Hello { silence_ms: 5000, ..hello(1) }, &["silence in ms is", "1000", "5000"]);
     let everything = Hello { binary: "decaf".into(), architecture: "sm_90a".into(), ..hello(1) };
     assert_refused(hello(0), everything, &["binary", "decaf", "architecture", "sm_90a"]);
     let twice = hello(1).settings.with("lanes", 9);

@@ -131,7 +131,7 @@ impl fmt::Display for LinkError {
             Self::Nobody { listening: true, address, waited, tried } => {
                 write!(f, "rank 0 listened at {address} for {} and rank 1 did not come", seconds(*waited))?;
                 if let Some((times, last)) = tried {
-                    write!(f, "; {times} connections were dropped, the last because {last}")?;
+                    write!(f, "; connections dropped: {times}, the last because {last}")?;
                 }
                 f.write_str(
                     "; start rank 1 with this address as its leader and check that its host can reach it",

@@ -22,7 +22,7 @@ pub struct Hello {
     pub ranks: usize,
     /// What must be equal on all ranks.
     pub settings: Settings,
-    /// A link on which nothing came for this long is dead.
+    /// A link on which nothing came for this long is dead; at least a tenth of a second.
     #[serde(default = "default_silence_ms")]
     pub silence_ms: u64,
 }

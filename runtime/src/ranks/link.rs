@@ -35,7 +35,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Two ends inside one process, without a handshake.
+    /// Two ends inside one process, without a handshake. A silence is at least a tenth of a second.
     ///
     /// # Errors
     /// The system has no socket or thread left.
@@ -56,6 +56,7 @@ impl Link {
     ) -> Result<Link, LinkError> {
         socket.tick().map_err(|error| system("setting up a socket", &error))?;
         frames.raise(MAX_PAYLOAD);
+        let silence = silence.max(TICK);
         let (state, turn, closed) = (Mutex::default(), Mutex::new(()), OnceLock::new());
         let shared = Arc::new(Shared { socket, peer, silence, state, turn, closed });
         let (deliver, inbox) = bounded(WAITING);
