@@ -13,10 +13,11 @@ use kernels::numerics::ElementType;
 
 pub use schedule::{Life, Planned, Random, Schedule, Trail, play};
 
-use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open};
+use crate::engine::{Class, Engine, EngineOptions, RoundCounts, open, open_rank};
 use crate::error::Error;
 use crate::open::{Load, Progress};
 use crate::place::Place;
+use crate::ranks::Rank;
 use crate::weights::TablePlace;
 
 /// What to prove, and over how much.
@@ -70,18 +71,23 @@ impl fmt::Display for Receipt {
     }
 }
 
-/// Proves graph = eager, crowded = alone and run = run for a model, over random schedules.
+/// Proves graph = eager, crowded = alone and run = run for a model, over random schedules; and with a rank that leads
+/// another, two ranks = one: then it opens the whole model too.
 ///
 /// # Errors
-/// The model cannot be opened, or the device failed.
-pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> {
-    let mut stand = Stand::open(dir, options)?;
+/// The model cannot be opened, the device failed, or the other rank did.
+pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<Vec<Receipt>, Error> {
+    let mut stand = Stand::open(dir, options, rank)?;
     let names = [
         ("graph = eager", Stand::graph_eager as Compare),
         ("crowded = alone", Stand::crowd_alone),
         ("run = run", Stand::run_run),
     ];
-    names.into_iter().map(|(name, compare)| stand.receipt(name, options, compare)).collect()
+    let two = stand.alone.is_some().then_some(("two ranks = one", Stand::two_one as Compare));
+    let receipts: Result<_, Error> =
+        names.into_iter().chain(two).map(|(name, compare)| stand.receipt(name, options, compare)).collect();
+    stand.engine.part(receipts.as_ref().err().map(Error::to_string).as_deref());
+    receipts
 }
 
 /// Proves graph = eager alone: what the demo shows.
@@ -89,22 +95,39 @@ pub fn check(dir: &Path, options: &CheckOptions) -> Result<Vec<Receipt>, Error> 
 /// # Errors
 /// As [`check`].
 pub fn graph_equals_eager(dir: &Path, options: &CheckOptions) -> Result<Receipt, Error> {
-    Stand::open(dir, options)?.receipt("graph = eager", options, Stand::graph_eager)
+    Stand::open(dir, options, None)?.receipt("graph = eager", options, Stand::graph_eager)
 }
 
 /// What receipts are made with: one engine, since a large model fits a device once.
 struct Stand {
     engine: Engine,
+    /// An engine with the whole model, if the other one is a rank.
+    alone: Option<Engine>,
     vocab: u32,
 }
 
 type Compare = fn(&mut Stand, &Schedule) -> Result<[Trail; 2], Error>;
 
 impl Stand {
-    fn open(dir: &Path, options: &CheckOptions) -> Result<Stand, Error> {
-        let engine = open(dir, &receipt_options(options), &mut |_: Progress| {})?.engine;
+    fn open(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<Stand, Error> {
+        let (options, mut told) = (engine_options(options), |_: Progress| {});
+        let (engine, alone) = match rank {
+            None => (open(dir, &options, &mut told)?.engine, None),
+            Some(rank) => {
+                let pair = open_rank(dir, &options, rank, &mut told)?.engine;
+                (pair, Some(open(dir, &options, &mut told)?.engine))
+            }
+        };
         let vocab = engine.runner().model.config.vocab_size as u32;
-        Ok(Stand { engine, vocab })
+        Ok(Stand { engine, alone, vocab })
+    }
+
+    /// Both ranks against the whole model. Each holds a part of the state, so that it is not compared.
+    fn two_one(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
+        let alone = self.alone.as_mut().expect("there is a whole model");
+        let mut trails = [play(&mut self.engine, schedule)?, play(alone, schedule)?];
+        trails.iter_mut().for_each(Trail::forget_state);
+        Ok(trails)
     }
 
     fn graph_eager(&mut self, schedule: &Schedule) -> Result<[Trail; 2], Error> {
@@ -178,7 +201,7 @@ impl Stand {
 }
 
 /// Engine settings for receipts: no overlap, so that what a round left can be looked at.
-fn receipt_options(options: &CheckOptions) -> EngineOptions {
+pub fn engine_options(options: &CheckOptions) -> EngineOptions {
     EngineOptions {
         place: options.place,
         element: options.element,

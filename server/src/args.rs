@@ -5,6 +5,7 @@
 mod convert;
 mod engine;
 mod file;
+mod ranks;
 mod sampling;
 mod serve;
 mod values;
@@ -18,6 +19,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand};
 pub(crate) use convert::ConvertArgs;
 pub(crate) use engine::{Chosen, ContextArgs, EngineArgs, RunArgs};
 pub(crate) use file::under as under_file;
+pub(crate) use ranks::{RankArgs, Role};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use values::{
@@ -47,7 +49,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Show lanes that come and go, and prove that replayed rounds equal eager ones.
     Demo(DemoArgs),
-    /// Prove graph = eager, crowded = alone and run = run on random schedules of requests.
+    /// Prove graph = eager, crowded = alone and run = run on random schedules of requests; with --tp 2 also two ranks = one.
     Check(CheckArgs),
     /// Measure rounds, prompts and kernels against the bytes that they must move.
     Bench(BenchArgs),
@@ -188,6 +190,9 @@ pub(crate) struct CheckArgs {
 
     #[command(flatten)]
     pub(crate) run: RunArgs,
+
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ use runtime::error::Error;
 use runtime::open::{Load, Opened, Progress};
 use runtime::probe::{self, LogitsOptions, LogitsRequest};
 use runtime::quality;
+use runtime::ranks::Rank;
 use runtime::receipts::{self, Receipt};
 use runtime::weights::{DenseForm, WeightForm};
 use safetensors::tensor::{Dtype, TensorView};
@@ -29,10 +30,11 @@ pub(crate) use generate::generate;
 pub(crate) use kernels::build as build_kernels;
 pub(crate) use serve::serve;
 
-use crate::args::{CheckArgs, Chosen, EngineArgs, InspectArgs, LogitsArgs, PlanArgs};
+use crate::args::{CheckArgs, Chosen, InspectArgs, LogitsArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
+use crate::ranks::{self, Begun};
 
 /// `roundhouse logits`: one tensor with a row per position.
 pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
@@ -86,9 +88,11 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 /// `roundhouse check`: one receipt per equality; with --dense fp8 also what that changes.
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let chosen = args.run.choose()?;
+    let checked = chosen.receipts(args.cases, args.seed);
+    let options = receipts::engine_options(&checked);
+    let Begun::Leads(rank) = ranks::begin(&args.ranks, &args.model, &options)? else { return Ok(()) };
     note(chosen.opening(&args.model));
-    let receipts =
-        receipts::check(&args.model, &chosen.receipts(args.cases, args.seed)).map_err(engine_failure)?;
+    let receipts = receipts::check(&args.model, &checked, rank).map_err(engine_failure)?;
     let mut out = Output::stdout();
     receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
     if let Load::Checkpoint { dense: dense @ DenseForm::Fp8 } = chosen.load {
@@ -128,10 +132,19 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<(), Failure> {
     out.finish()
 }
 
-/// Opens a model to run requests.
-fn open(model: &Path, engine: &EngineArgs, chosen: &Chosen) -> Result<OpenEngine, Failure> {
+/// Opens a model to run requests, or this rank's share of it.
+fn open(
+    model: &Path,
+    options: &EngineOptions,
+    chosen: &Chosen,
+    rank: Option<Rank>,
+) -> Result<OpenEngine, Failure> {
     note(chosen.opening(model));
-    engine::open(model, &engine.options(chosen), &mut told()).map_err(engine_failure)
+    match rank {
+        Some(rank) => engine::open_rank(model, options, rank, &mut told()),
+        None => engine::open(model, options, &mut told()),
+    }
+    .map_err(engine_failure)
 }
 
 /// Notes the steps of opening a model.
@@ -144,6 +157,6 @@ fn told() -> impl FnMut(Progress) {
     }
 }
 
-fn engine_failure(error: Error) -> Failure {
+pub(crate) fn engine_failure(error: Error) -> Failure {
     if error.is_device() { Failure::Device(error.to_string()) } else { Failure::input(error) }
 }

@@ -10,6 +10,7 @@ mod failure;
 mod loading;
 mod output;
 mod prompts;
+mod ranks;
 pub mod serve;
 
 use std::ffi::OsString;

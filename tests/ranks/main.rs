@@ -33,7 +33,7 @@ fn meet(first: Hello, second: Hello) -> (Result<Link, LinkError>, Result<Link, L
     let listener = leader(&first);
     let address = listener.address().to_string();
     let follower = thread::spawn(move || Link::connect(&address, &second, LONG));
-    (listener.accept(&first, LONG), follower.join().expect("connect does not panic"))
+    (listener.accept(&first, LONG, || None), follower.join().expect("connect does not panic"))
 }
 
 /// Two ends that met over TCP.
@@ -62,7 +62,7 @@ impl Puppet {
     fn followed() -> (Link, Puppet) {
         let listener = leader(&hello(0));
         let mut puppet = Puppet::call(&listener);
-        let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+        let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
         puppet.say(&Message::Hello(hello(1)));
         assert!(matches!(puppet.hear(), Some(Message::Hello(_))));
         assert_eq!(puppet.hear(), Some(Message::Welcome));

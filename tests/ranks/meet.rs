@@ -49,7 +49,7 @@ fn the_follower_may_start_first() {
 fn the_leader_may_start_first() {
     let listener = leader(&hello(0));
     let address = listener.address().to_string();
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     thread::sleep(SHORT);
     let _follower = Link::connect(&address, &hello(1), LONG).expect("meets");
     leader.join().expect("no panic").expect("meets");
@@ -59,7 +59,7 @@ fn the_leader_may_start_first() {
 fn a_lookup_finds_names_too() {
     let listener = leader(&hello(0));
     let address = format!("localhost:{}", listener.address().port());
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     let _follower = Link::connect(&address, &hello(1), LONG).expect("meets");
     leader.join().expect("no panic").expect("meets");
 }
@@ -69,7 +69,7 @@ fn nobody_comes() {
     let listener = leader(&hello(0));
     let address = listener.address().to_string();
     let began = Instant::now();
-    let error = listener.accept(&hello(0), SHORT).err().expect("nobody came");
+    let error = listener.accept(&hello(0), SHORT, || None).err().expect("nobody came");
     assert!(began.elapsed() < 5 * SHORT);
     assert!(matches!(error, LinkError::Nobody { listening: true, .. }));
     assert_says(error, &[&address, "0.3 s", "start rank 1"]);
@@ -148,7 +148,7 @@ fn strangers_do_not_stand_in_the_way() {
     let beat = encode(&Message::Beat).expect("fits");
     let strangers = [b"" as &[u8], b"GET / HTTP/1.1\r\n\r\n", &hello_bytes[..40], &endless, &beat].map(say);
     drop(say(b"gone"));
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     thread::sleep(SHORT);
     let _follower = Link::connect(&address.to_string(), &hello(1), LONG).expect("meets");
     leader.join().expect("no panic").expect("meets");
@@ -160,7 +160,7 @@ fn more_strangers_than_are_heard_do_not_stand_in_the_way() {
     let listener = leader(&hello(0));
     let address = listener.address();
     let strangers: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(address).expect("listens")).collect();
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     let _follower = Link::connect(&address.to_string(), &hello(1), LONG).expect("meets");
     leader.join().expect("no panic").expect("meets");
     drop(strangers);
@@ -171,7 +171,7 @@ fn strangers_are_told_when_nobody_else_came() {
     let listener = leader(&hello(0));
     let mut stranger = Puppet::call(&listener);
     stranger.write(b"GET / HTTP/1.1\r\n");
-    let error = listener.accept(&hello(0), SHORT).err().expect("only a stranger came");
+    let error = listener.accept(&hello(0), SHORT, || None).err().expect("only a stranger came");
     assert_says(error, &["connections dropped: 1", "GET / HTTP/1.1"]);
 }
 
@@ -180,7 +180,7 @@ fn a_follower_that_dies_in_the_handshake_makes_room() {
     let listener = leader(&hello(0));
     let address = listener.address().to_string();
     let mut first = Puppet::call(&listener);
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     first.say(&Message::Hello(hello(1)));
     assert!(matches!(first.hear(), Some(Message::Hello(_))));
     let second = thread::spawn(move || Link::connect(&address, &hello(1), LONG));
@@ -199,7 +199,7 @@ fn the_second_of_two_followers_is_not_taken() {
         thread::spawn(move || Link::connect(&address, &hello(1), Duration::from_secs(1)))
     };
     let calls = [call(), call()];
-    let _leader = listener.accept(&hello(0), LONG).expect("meets");
+    let _leader = listener.accept(&hello(0), LONG, || None).expect("meets");
     let links = calls.map(|call| call.join().expect("no panic"));
     let refused: Vec<_> = links.iter().filter_map(|link| link.as_ref().err()).collect();
     assert_eq!(refused.len(), 1);
@@ -252,7 +252,7 @@ fn the_leader_refuses_another_major_and_says_why() {
     let mut bytes = encode(&Message::Hello(hello(1))).expect("fits");
     bytes[3] = 2;
     puppet.write(&bytes);
-    let error = listener.accept(&hello(0), LONG).err().expect("refuses");
+    let error = listener.accept(&hello(0), LONG, || None).err().expect("refuses");
     assert_says(error, &["wire version is 1 here and 2 there"]);
     assert!(matches!(puppet.hear(), Some(Message::Hello(_))));
     let Some(Message::Bye { why }) = puppet.hear() else { panic!("no word of why") };
@@ -280,7 +280,7 @@ fn the_follower_refuses_another_major() {
 fn a_refusal_of_the_other_side_alone_is_told() {
     let listener = leader(&hello(0));
     let mut puppet = Puppet::call(&listener);
-    let leader = thread::spawn(move || listener.accept(&hello(0), LONG));
+    let leader = thread::spawn(move || listener.accept(&hello(0), LONG, || None));
     puppet.say(&Message::Hello(hello(1)));
     assert!(matches!(puppet.hear(), Some(Message::Hello(_))));
     assert_eq!(puppet.hear(), Some(Message::Welcome));

@@ -41,6 +41,11 @@ pub enum LinkError {
         /// What was tried in vain, and how the last attempt ended.
         tried: Option<(u64, String)>,
     },
+    /// The other rank will not come.
+    Vain {
+        /// Why.
+        why: String,
+    },
     /// This side and the other do not fit together.
     Refused {
         /// The other side.
@@ -117,6 +122,7 @@ impl fmt::Display for LinkError {
                 f,
                 "the control link cannot use the address {address}: {detail}; give the leader's host and port, as in 10.0.0.1:7700"
             ),
+            Self::Vain { why } => f.write_str(why),
             Self::Failed { peer, why } => {
                 write!(f, "{peer} has failed, so this rank ends too; it says: {why}")
             }

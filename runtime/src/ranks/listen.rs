@@ -24,7 +24,7 @@ impl Link {
     /// # Errors
     /// As theirs.
     pub fn listen(address: &str, hello: &Hello, within: Duration) -> Result<Link, LinkError> {
-        Listener::bind(address)?.accept(hello, within)
+        Listener::bind(address)?.accept(hello, within, || None)
     }
 }
 
@@ -58,11 +58,16 @@ impl Listener {
     }
 
     /// Waits for one rank that says the right hello. Whoever says anything else that is no hello, or nothing, is
-    /// dropped.
+    /// dropped. `vain` says why there is no point in waiting any longer, if there is none.
     ///
     /// # Errors
-    /// No rank came `within` this time; one came that does not fit.
-    pub fn accept(self, hello: &Hello, within: Duration) -> Result<Link, LinkError> {
+    /// No rank came `within` this time, or none will; one came that does not fit.
+    pub fn accept(
+        self,
+        hello: &Hello,
+        within: Duration,
+        vain: impl Fn() -> Option<String>,
+    ) -> Result<Link, LinkError> {
         let (began, deadline) = (Instant::now(), until(within));
         let mut callers: Vec<Caller> = Vec::new();
         let mut dropped: Option<(u64, String)> = None;
@@ -110,6 +115,9 @@ impl Listener {
                 }
             }
             callers = waiting;
+            if let Some(why) = vain() {
+                return Err(LinkError::Vain { why });
+            }
             if Instant::now() >= deadline {
                 return Err(LinkError::Nobody {
                     listening: true,

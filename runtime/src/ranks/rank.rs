@@ -32,13 +32,18 @@ pub struct Patience {
 }
 
 impl Rank {
-    /// Leads: waits for the other rank at `listener`.
+    /// Leads: waits for the other rank at `listener`, unless `vain` says why there is no point in that.
     ///
     /// # Errors
     /// It does not come in time, or does not fit.
-    pub fn lead(listener: Listener, hello: &Hello, patience: Patience) -> Result<Rank, Error> {
+    pub fn lead(
+        listener: Listener,
+        hello: &Hello,
+        patience: Patience,
+        vain: impl Fn() -> Option<String>,
+    ) -> Result<Rank, Error> {
         let (began, address) = (Instant::now(), listener.address().ip());
-        let link = listener.accept(hello, patience.start)?;
+        let link = listener.accept(hello, patience.start, vain)?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             Error::Peer(format!(
                 "connecting the collectives at {address}: {what}: {error}; start both ranks again"

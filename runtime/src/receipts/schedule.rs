@@ -281,6 +281,12 @@ impl Trail {
         digest.finish()
     }
 
+    /// Keeps nothing of what rounds left in lanes but their logits.
+    pub fn forget_state(&mut self) {
+        let traces = self.lives.iter_mut().flat_map(|life| &mut life.traces);
+        traces.for_each(|trace| trace.state.parts.clear());
+    }
+
     /// Where two trails part, as text.
     pub fn difference(&self, other: &Trail) -> String {
         for (index, (a, b)) in self.lives.iter().zip(&other.lives).enumerate() {

@@ -12,7 +12,7 @@ use runtime::place::Place;
 use runtime::receipts::CheckOptions;
 use runtime::weights::TablePlace;
 
-use super::{ByteSize, Dense, Device, Dtype, LoadFrom, Stored, Switch, Table};
+use super::{ByteSize, Dense, Device, Dtype, LoadFrom, RankArgs, Stored, Switch, Table};
 use crate::failure::Failure;
 
 /// The seed of dummy weights.
@@ -116,6 +116,9 @@ pub(crate) struct EngineArgs {
         allow_negative_numbers = true
     )]
     pub(crate) audit: u32,
+
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
 }
 
 /// Where a command runs, decided once.

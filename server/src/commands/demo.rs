@@ -18,6 +18,7 @@ use super::{engine_failure, open, passed};
 use crate::args::DemoArgs;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::ranks::{self, Begun};
 use cast::{CAST, Part};
 use view::{Lane, View};
 
@@ -28,7 +29,9 @@ const MODEL: &str = "models/tiny";
 pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     let model = args.model.clone().map_or_else(repository_model, Ok)?;
     let chosen = args.engine.run.choose()?;
-    let OpenEngine { engine, tokenizer, chat } = open(&model, &args.engine, &chosen)?;
+    let options = args.engine.options(&chosen);
+    let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &model, &options)? else { return Ok(()) };
+    let OpenEngine { engine, tokenizer, chat } = open(&model, &options, &chosen, rank)?;
     let mut out = Output::stdout();
     out.print(&format!("device     {} ({})\n", chosen.place, chosen.why));
 

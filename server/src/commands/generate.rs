@@ -10,20 +10,23 @@ use crate::args::{GenerateArgs, check_sampling};
 use crate::failure::Failure;
 use crate::output::{Output, note};
 use crate::prompts;
+use crate::ranks::{self, Begun};
 
 /// Answers every prompt.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
     let asked = asked(args)?;
     let inputs = prompts::read(args)?;
     let chosen = args.engine.run.choose()?;
-    let queue = args.engine.options(&chosen).queue as usize;
+    let options = args.engine.options(&chosen);
+    let queue = options.queue as usize;
     if inputs.len() > queue {
         return Err(Failure::Input(format!(
             "{} prompts are more than the {queue} that may wait; give fewer --prompt or --ids at once",
             inputs.len()
         )));
     }
-    let OpenEngine { engine, tokenizer, chat } = open(&args.model, &args.engine, &chosen)?;
+    let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &args.model, &options)? else { return Ok(()) };
+    let OpenEngine { engine, tokenizer, chat } = open(&args.model, &options, &chosen, rank)?;
     let vocab = engine.runner().model.config.vocab_size;
     check_sampling(&asked.sampling, vocab)?;
     let mut submissions = Vec::new();

@@ -1,0 +1,133 @@
+//! The command line of two ranks: the leader finds its follower, which may be a process that it starts; the follower
+//! opens its share of the model and does what the leader says.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use graph::Digester;
+use runtime::engine::{EngineOptions, OpenEngine, open_rank};
+use runtime::open::Progress;
+use runtime::place::Place;
+use runtime::ranks::{Hello, Listener, Patience, Rank, Settings};
+
+use crate::args::{RankArgs, Role};
+use crate::commands::engine_failure;
+use crate::failure::Failure;
+use crate::output::note;
+
+/// What became of a process that may be one of two ranks.
+pub(crate) enum Begun {
+    /// It leads another one; or there is no other.
+    Leads(Option<Rank>),
+    /// It followed the leader until that ended.
+    Followed,
+}
+
+/// Connects this process with the other rank, if there is one. A follower then opens its share of the model and does
+/// what the leader says, until the leader ends.
+///
+/// # Errors
+/// The options contradict each other; the device has no collectives; the other rank does not come, does not fit or
+/// fails; a follower's model cannot be opened, or its device failed.
+pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> Result<Begun, Failure> {
+    let role = args.role()?;
+    if role != Role::Alone && options.place != Place::Host {
+        return Err(Failure::Input(format!(
+            "--tp 2 on {}: this build has no collectives between CUDA devices; use --device host, or --tp 1",
+            options.place
+        )));
+    }
+    let patience = Patience { start: args.timeout(), answer: args.timeout() };
+    let hello = |rank| -> Result<Hello, Failure> {
+        Ok(Hello::new(rank, 2, &own_digest()?, "host", settings(model, options)?))
+    };
+    match role {
+        Role::Alone => Ok(Begun::Leads(None)),
+        Role::Leader(address) => {
+            let own = address.is_none();
+            let listener =
+                Listener::bind(address.as_deref().unwrap_or("127.0.0.1:0")).map_err(Failure::input)?;
+            let at = listener.address();
+            note(format_args!("rank 0 of 2: waiting for rank 1 at {at}"));
+            let ended = if own { start_follower(&at.to_string())? } else { Arc::default() };
+            let rank = Rank::lead(listener, &hello(0)?, patience, || ended.get().cloned());
+            Ok(Begun::Leads(Some(rank.map_err(engine_failure)?)))
+        }
+        Role::Follower(leader) => {
+            note(format_args!("rank 1 of 2: calling rank 0 at {leader}"));
+            let rank = Rank::follow(&leader, &hello(1)?, patience).map_err(engine_failure)?;
+            let opened = open_rank(model, options, rank, &mut |_: Progress| {});
+            let OpenEngine { engine, .. } = opened.map_err(engine_failure)?;
+            engine.follow().map_err(engine_failure)?;
+            note("rank 1 of 2: rank 0 has ended in good order");
+            Ok(Begun::Followed)
+        }
+    }
+}
+
+/// Starts rank 1 on this host, with the command line of this process. Tells, once it has ended, how.
+fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
+    let failed = |error: std::io::Error| Failure::Device(format!("starting rank 1 on this host: {error}"));
+    let mut child = Command::new(env::current_exe().map_err(failed)?)
+        .args(env::args_os().skip(1))
+        .args(["--rank", "1", "--leader", leader])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    let ended = Arc::<OnceLock<String>>::default();
+    let tell = ended.clone();
+    // Nobody waits for this thread: the follower ends when its leader does.
+    thread::spawn(move || {
+        let how = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        tell.get_or_init(|| {
+            format!("rank 1, which was started on this host, has ended: {how}; its last lines say why")
+        });
+    });
+    Ok(ended)
+}
+
+/// A digest of this very program: ranks of different builds are refused.
+fn own_digest() -> Result<String, Failure> {
+    let read = env::current_exe().and_then(fs::read);
+    let bytes =
+        read.map_err(|error| Failure::Device(format!("reading this program to compare it: {error}")))?;
+    Ok(Digester::of(&bytes).to_string())
+}
+
+/// What must be the same on both ranks.
+fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> {
+    let class = &options.classes[0];
+    Ok(Settings::default()
+        .with("model", model_digest(model)?)
+        .with("--dtype", options.element.name())
+        .with("--load", format!("{:?}", options.load))
+        .with("--graphs", options.graphs)
+        .with("--lanes", class.lanes)
+        .with("--context", class.context)
+        .with("--memory", options.page_memory.map_or("not set".into(), |bytes| bytes.to_string()))
+        .with("--audit", options.audit)
+        .with("waiting requests", options.queue)
+        .with("rows of a piece", options.piece_rows))
+}
+
+/// A digest of the settings and of the names and sizes of all files of a model.
+fn model_digest(model: &Path) -> Result<String, Failure> {
+    let failed = |error: std::io::Error| Failure::Input(format!("reading {}: {error}", model.display()));
+    let mut digest = Digester::new();
+    digest.bytes(&fs::read(model.join("config.json")).map_err(failed)?);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(model).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        files.push((entry.file_name(), entry.metadata().map_err(failed)?.len()));
+    }
+    files.sort();
+    files.iter().for_each(|(name, bytes)| {
+        digest.text(&name.to_string_lossy()).number(*bytes);
+    });
+    Ok(digest.finish().to_string())
+}
