@@ -20,7 +20,7 @@ fn peer_fault(result: Result<(), Error>) -> (String, String) {
     }
 }
 
-/// A rank with one megabyte of data.
+/// A rank with more data than any buffer of a link holds.
 fn rank(end: Communicator) -> Rank {
     Rank::new(end, 64 << 20)
 }
