@@ -186,7 +186,7 @@ fn work_before_a_lost_collective_stands_and_work_after_it_is_dropped() {
     emission.append(&rank.gather(8));
     emission.append(&log.emission(2));
     emission.copy::<u8>(back.base(), log.0.base(), 12);
-    rank.stream.run(emission, &[log.0.clone()]).unwrap();
+    rank.stream.run(emission, std::slice::from_ref(&log.0)).unwrap();
     rank.stream.run(rank.gather(9), &[]).unwrap();
     log.note(&other, 3);
     drop(peer);
