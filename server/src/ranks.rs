@@ -3,9 +3,10 @@
 
 use std::env;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
 use graph::Digester;
@@ -59,6 +60,9 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
         }
         Role::Follower(leader) => {
             note(format_args!("rank 1 of 2: calling rank 0 at {leader}"));
+            if args.is_owned() {
+                end_with_leader()?;
+            }
             let rank = Rank::follow(&leader, &hello(1)?, patience).map_err(engine_failure)?;
             let opened = open_rank(model, options, rank, &mut |_: Progress| {});
             let OpenEngine { engine, .. } = opened.map_err(engine_failure)?;
@@ -71,24 +75,34 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
 
 /// Starts rank 1 on this host, with the command line of this process. Tells, once it has ended, how.
 fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
-    let failed = |error: std::io::Error| Failure::Device(format!("starting rank 1 on this host: {error}"));
-    let mut child = Command::new(env::current_exe().map_err(failed)?)
-        .args(env::args_os().skip(1))
-        .args(["--rank", "1", "--leader", leader])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn()
-        .map_err(failed)?;
+    let failed = |error: io::Error| Failure::Device(format!("starting rank 1 on this host: {error}"));
+    let mut follower = Command::new(env::current_exe().map_err(failed)?);
+    follower.args(env::args_os().skip(1)).args(["--rank", "1", "--owned", "--leader", leader]);
+    follower.stdin(Stdio::null()).stdout(Stdio::null());
     let ended = Arc::<OnceLock<String>>::default();
-    let tell = ended.clone();
-    // Nobody waits for this thread: the follower ends when its leader does.
+    let (tell, (started, start)) = (ended.clone(), mpsc::channel());
+    // A process that ends with its parent ends with the thread that started it, so this one stays.
     thread::spawn(move || {
+        let child = follower.spawn();
+        let mut child = match child {
+            Ok(child) => child,
+            // Whoever waits for the start is there.
+            Err(error) => return started.send(Err(error)).unwrap_or_default(),
+        };
+        started.send(Ok(())).unwrap_or_default();
         let how = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
         tell.get_or_init(|| {
             format!("rank 1, which was started on this host, has ended: {how}; its last lines say why")
         });
     });
+    start.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())).map_err(failed)?;
     Ok(ended)
+}
+
+/// Has the system end this process when the leader, which started it, has ended: also one that is stopped, or hangs.
+fn end_with_leader() -> Result<(), Failure> {
+    let set = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    set.map_err(|error| Failure::Device(format!("asking to end with rank 0: {error}")))
 }
 
 /// A digest of this very program: ranks of different builds are refused.
@@ -117,7 +131,7 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
 
 /// A digest of the settings and of the names and sizes of all files of a model.
 fn model_digest(model: &Path) -> Result<String, Failure> {
-    let failed = |error: std::io::Error| Failure::Input(format!("reading {}: {error}", model.display()));
+    let failed = |error: io::Error| Failure::Input(format!("reading {}: {error}", model.display()));
     let mut digest = Digester::new();
     digest.bytes(&fs::read(model.join("config.json")).map_err(failed)?);
     let mut files = Vec::new();

@@ -20,6 +20,9 @@ use super::{Command, How, Link, LinkError, Message};
 use crate::error::Error;
 use crate::request::Submission;
 
+/// How long a leader waits for the end of its follower.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// The other rank.
 pub struct Peer {
     link: Link,
@@ -202,14 +205,18 @@ impl Peer {
         }
     }
 
-    /// Tells the other rank why this one ends: in good order, or not.
+    /// Tells the other rank why this one ends: in good order, or not. A leader that ends in good order waits a little
+    /// for the follower's end: a process that is gone with words unread takes back its own last ones.
     pub(crate) fn part(&self, failed: Option<&str>) {
         let farewell = match failed {
             Some(why) => Message::Failed { why: why.into() },
             None => Message::Bye { why: "there is nothing left to do".into() },
         };
         // If it is gone, there is nobody to tell.
-        let _ = self.link.send(&farewell);
+        let told = self.link.send(&farewell).is_ok();
+        let until = Instant::now() + FAREWELL;
+        let left = || until.saturating_duration_since(Instant::now());
+        while told && self.leads && failed.is_none() && self.link.receive(left()).is_ok() {}
     }
 }
 

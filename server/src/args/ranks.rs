@@ -41,6 +41,10 @@ pub(crate) struct RankArgs {
     /// With --tp 2: how long a rank waits for the other, at the start and for an answer, before both end.
     #[arg(long, env = "ROUNDHOUSE_PEER_TIMEOUT", value_name = "SECONDS", default_value = "60")]
     peer_timeout: Seconds,
+
+    /// What a leader adds for the follower that it starts: it ends with the leader, however that ends.
+    #[arg(long, hide = true)]
+    owned: bool,
 }
 
 /// What this process is.
@@ -76,6 +80,11 @@ impl RankArgs {
                 wrong("--leader without --rank: say which rank this is, --rank 0 or --rank 1")
             }
         }
+    }
+
+    /// Whether this process was started by its leader.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owned
     }
 
     /// How long to wait for the other rank.

@@ -18,5 +18,6 @@ mod model_folders;
 mod pipes;
 mod plan;
 mod prompts;
+mod ranks;
 mod sampling;
 mod usage;

@@ -20,6 +20,7 @@ mod metrics;
 mod mutants;
 mod prompts;
 mod queue;
+mod ranks;
 mod reader;
 mod replies;
 mod routes;
@@ -52,7 +53,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-const MODULES: [(&str, &[Test]); 20] = [
+const MODULES: [(&str, &[Test]); 21] = [
     ("reader", reader::TESTS),
     ("routes", routes::TESTS),
     ("fields", fields::TESTS),
@@ -71,6 +72,7 @@ const MODULES: [(&str, &[Test]); 20] = [
     ("failure", failure::TESTS),
     ("gone", gone::TESTS),
     ("queue", queue::TESTS),
+    ("ranks", ranks::TESTS),
     ("cost", cost::TESTS),
     ("soak", soak::TESTS),
 ];

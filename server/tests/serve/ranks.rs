@@ -1,0 +1,131 @@
+//! A server of two ranks, each a process: it answers as one does, and when one of them dies, stops or is killed, every
+//! stream ends with an error, both processes are gone in time, and the next start finds nothing in its way.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::prompts::{CHAT, chat, unending};
+use crate::server::Server;
+
+crate::tests! {
+    two_ranks_answer_as_one,
+    ;
+    a_killed_follower_ends_streams_and_the_server,
+    a_killed_follower_of_an_idle_server_is_noticed,
+    a_stopped_follower_ends_streams_in_time,
+    a_killed_leader_leaves_no_follower_behind,
+}
+
+/// What one rank may still do after the other has died.
+const SOON: Duration = Duration::from_secs(10);
+/// A stopped process keeps its connections: it is noticed by its silence, which is ten seconds.
+const SILENT: Duration = Duration::from_secs(14);
+
+fn start() -> Server {
+    Server::start(&["--tp", "2"])
+}
+
+/// The process that a server of two ranks has started.
+fn follower(server: &Server) -> u32 {
+    let started = Instant::now();
+    loop {
+        let children = server.threads().into_keys().find_map(|thread| {
+            let file = format!("/proc/{}/task/{thread}/children", server.pid());
+            fs::read_to_string(file).ok()?.split_whitespace().next()?.parse().ok()
+        });
+        if let Some(child) = children {
+            return child;
+        }
+        assert!(started.elapsed() < SOON, "it has no child");
+    }
+}
+
+fn signal(name: &str, process: u32) {
+    let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
+    assert!(sent.expect("there is a kill command").success());
+}
+
+/// Whether a process runs, stopped or not: one that nobody has waited for does not.
+fn runs(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+fn gone_within(process: u32, patience: Duration) {
+    let started = Instant::now();
+    while runs(process) {
+        assert!(started.elapsed() < patience, "process {process} runs on after {patience:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn two_ranks_answer_as_one() {
+    let (one, two) = (Server::start(&[]), start());
+    let ask = |server: &Server| {
+        let reply = server.post(CHAT, &chat("Spell garden backwards.")).good();
+        (reply["choices"][0]["message"]["content"].clone(), reply["usage"]["completion_tokens"].clone())
+    };
+    assert_eq!(ask(&two), ask(&one));
+    let streamed = |server: &Server| server.stream(CHAT, &chat("What is 27 + 58?")).choices;
+    assert_eq!(format!("{:?}", streamed(&two)), format!("{:?}", streamed(&one)));
+    // Clients that go away are called off on both ranks, or the next replies would not be right.
+    for _ in 0..3 {
+        let mut stream = two.begin(CHAT, &unending());
+        stream.read(5);
+        drop(stream);
+        assert_eq!(ask(&two), ask(&one));
+    }
+    two.idle_within(Duration::from_secs(3));
+}
+
+/// Streams that run while `harm` comes to the follower: each ends with an error, in time, and so does the server.
+fn streams_end(harm: &str, within: Duration) {
+    let mut server = start();
+    let mut streams: Vec<_> = (0..3).map(|_| server.begin(CHAT, &unending())).collect();
+    streams.iter_mut().for_each(|stream| stream.read(3));
+    let (follower, started) = (follower(&server), Instant::now());
+    signal(harm, follower);
+    for mut stream in streams {
+        assert_eq!(stream.rest_of().expect("it is read").dead()["type"], "server_error");
+    }
+    assert!(started.elapsed() < within, "{:?}", started.elapsed());
+    let status = server.ended_within(SOON).expect("a server without its other rank ends");
+    assert_eq!(status.code(), Some(3), "{}", server.notes().text());
+    gone_within(follower, SOON);
+    assert!(server.notes().text().contains("rank 1"), "{}", server.notes().text());
+    // Nothing is in the way of the next start.
+    start().post(CHAT, &chat("Hello!")).good();
+}
+
+fn a_killed_follower_ends_streams_and_the_server() {
+    streams_end("KILL", SOON);
+}
+
+fn a_stopped_follower_ends_streams_in_time() {
+    streams_end("STOP", SILENT);
+}
+
+fn a_killed_follower_of_an_idle_server_is_noticed() {
+    let mut server = start();
+    signal("KILL", follower(&server));
+    let status = server.ended_within(SOON).expect("it notices");
+    assert_eq!(status.code(), Some(3), "{}", server.notes().text());
+}
+
+/// While it works, and while it has nothing to do.
+fn a_killed_leader_leaves_no_follower_behind() {
+    for busy in [true, false] {
+        let server = start();
+        let mut stream = server.begin(CHAT, &unending());
+        stream.read(3);
+        if !busy {
+            drop(stream);
+            server.idle_within(SOON);
+        }
+        let follower = follower(&server);
+        server.signal("KILL");
+        gone_within(follower, SOON);
+    }
+}
