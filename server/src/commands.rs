@@ -92,7 +92,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let options = receipts::engine_options(&checked);
     let Begun::Leads(rank) = ranks::begin(&args.ranks, &args.model, &options)? else { return Ok(()) };
     note(chosen.opening(&args.model));
-    let receipts = receipts::check(&args.model, &checked, rank).map_err(engine_failure)?;
+    let receipts = receipts::check(&args.model, &checked, rank.map(|rank| *rank)).map_err(engine_failure)?;
     let mut out = Output::stdout();
     receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
     if let Load::Checkpoint { dense: dense @ DenseForm::Fp8 } = chosen.load {
@@ -137,11 +137,11 @@ fn open(
     model: &Path,
     options: &EngineOptions,
     chosen: &Chosen,
-    rank: Option<Rank>,
+    rank: Option<Box<Rank>>,
 ) -> Result<OpenEngine, Failure> {
     note(chosen.opening(model));
     match rank {
-        Some(rank) => engine::open_rank(model, options, rank, &mut told()),
+        Some(rank) => engine::open_rank(model, options, *rank, &mut told()),
         None => engine::open(model, options, &mut told()),
     }
     .map_err(engine_failure)

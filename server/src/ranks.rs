@@ -23,7 +23,7 @@ use crate::output::note;
 /// What became of a process that may be one of two ranks.
 pub(crate) enum Begun {
     /// It leads another one; or there is no other.
-    Leads(Option<Rank>),
+    Leads(Option<Box<Rank>>),
     /// It followed the leader until that ended.
     Followed,
 }
@@ -56,7 +56,7 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
             note(format_args!("rank 0 of 2: waiting for rank 1 at {at}"));
             let ended = if own { start_follower(&at.to_string())? } else { Arc::default() };
             let rank = Rank::lead(listener, &hello(0)?, patience, || ended.get().cloned());
-            Ok(Begun::Leads(Some(rank.map_err(engine_failure)?)))
+            Ok(Begun::Leads(Some(Box::new(rank.map_err(engine_failure)?))))
         }
         Role::Follower(leader) => {
             note(format_args!("rank 1 of 2: calling rank 0 at {leader}"));
