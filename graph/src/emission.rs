@@ -282,12 +282,7 @@ impl Emission {
                 Entry::Collective { communicator, what, at, bytes } => {
                     let end = self.communicator(communicator);
                     let [rank, ranks] = [end.rank(), end.ranks()].map(|number| number as u64);
-                    digest
-                        .number(3)
-                        .number(what as u64)
-                        .number(communicator as u64)
-                        .number(rank)
-                        .number(ranks);
+                    digest.number(3).number(what as u64).number(end.epoch()).number(rank).number(ranks);
                     digest.number(at.address()).number(bytes as u64);
                 }
             }

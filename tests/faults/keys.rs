@@ -1,13 +1,13 @@
 //! The round key: equal keys mean equal emissions, and with any field erased they no longer do.
 //!
-//! Three fields cannot vary in a run today, and nothing here pretends to test them. `layout` is a constant of
-//! the build: it tells graphs of two builds apart only where graphs outlive a process. `communicator` and
-//! `split` are 0 on one rank; what they decide about a body comes with two ranks.
+//! One field cannot vary in a run today, and nothing here pretends to test it: `layout` is a constant of the build. It
+//! tells graphs of two builds apart only where graphs outlive a process.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use graph::{Digest, Key};
+use graph::{Communicator, Digest, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
 use kernels::weight::Order;
@@ -16,6 +16,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
 use runtime::runner::Runner;
 use runtime::scratch::RoundLimits;
+use runtime::share::Share;
 use runtime::weights::{WeightForm, WeightPlan};
 use tests::fixture::{Fixture, repository};
 
@@ -29,7 +30,7 @@ pub(crate) struct Round {
 }
 
 /// What may be forgotten in a key.
-pub(crate) const FAULTS: [(&str, fn(&mut Key)); 7] = [
+pub(crate) const FAULTS: [(&str, fn(&mut Key)); 9] = [
     ("kind", |key| key.kind = ""),
     ("digests", |key| key.buffers.iter_mut().for_each(|buffers| buffers.digest = Digest::default())),
     ("row counts", |key| key.buffers.iter_mut().for_each(|buffers| buffers.rows = 0)),
@@ -41,6 +42,8 @@ pub(crate) const FAULTS: [(&str, fn(&mut Key)); 7] = [
     ("order", |key| key.buffers.sort_by_key(|buffers| (buffers.digest, buffers.rows))),
     ("scratch", |key| key.scratch = 0),
     ("weights", |key| key.weights = 0),
+    ("communicator", |key| key.communicator = 0),
+    ("split", |key| key.split = 0),
 ];
 
 /// Adds rounds of many shapes over three slabs.
@@ -107,6 +110,14 @@ fn rounds() -> Vec<Round> {
     let loaded = plan.load(&checkpoint, &device, &mut |_, _| {}).expect("memory");
     (fixture.runner.weights, fixture.runner.model.weights) = (loaded.memory, loaded.weights);
     collect("weights loaded again", &fixture.runner, &slabs, &mut rounds);
+    // Of a rank whose weights these could be: nothing of it runs.
+    fixture.runner.model.share = Share::new(0, 2).expect("a rank of two");
+    collect("as one of two ranks", &fixture.runner, &slabs, &mut rounds);
+    for when in ["with a communicator", "with another one"] {
+        let [communicator, _] = Communicator::pair(Duration::ZERO);
+        fixture.runner.model.communicator = Some(communicator);
+        collect(when, &fixture.runner, &slabs, &mut rounds);
+    }
     rounds
 }
 
@@ -136,7 +147,7 @@ fn any_field_erased_from_the_key_makes_it_unsound() {
     }
     // Keys that are equal come from different moments, or the line above compared nothing.
     let distinct: std::collections::HashSet<&Key> = rounds.iter().map(|round| &round.key).collect();
-    assert_eq!((rounds.len(), distinct.len()), (6 * 90, 3 * 90));
+    assert_eq!((rounds.len(), distinct.len()), (9 * 90, 6 * 90));
 
     for (field, fault) in FAULTS {
         let [a, b] = unsound(&rounds, fault).unwrap_or_else(|| panic!("nothing needs {field} in the key"));

@@ -7,9 +7,11 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
+use graph::communicator::Collective;
 use graph::host::HostOptions;
-use graph::{Device, Digest, Emission, Entry, Grid, Key};
+use graph::{Communicator, Device, Digest, Emission, Entry, Grid, Key};
 use kernels::numerics::ElementType;
 use kernels::table::Kind;
 use kernels::weight::Order;
@@ -22,6 +24,7 @@ use runtime::lanes::{LaneLayout, Lanes, PagePool};
 use runtime::model::{Group, Picks, RoundShape};
 use runtime::receipts::Random;
 use runtime::scratch::RoundLimits;
+use runtime::share::Share;
 use runtime::weights::{WeightForm, WeightPlan};
 use tests::fixture::{Fixture, Size, repository};
 
@@ -32,7 +35,7 @@ const CLASSES: [(usize, u32); 3] = [(262_144, 40_000), (32_768, 5_000), (8_192, 
 /// Rows of a decode round at most.
 const ROUND_ROWS: u32 = 5;
 /// Moments at which a request may arrive and a round is planned.
-const MOMENTS: u32 = 1500;
+const MOMENTS: u32 = 3000;
 
 #[derive(Clone, Copy, Debug)]
 enum Route {
@@ -67,6 +70,12 @@ enum Told {
         bytes: usize,
         value: u8,
     },
+    Collective {
+        communicator: u64,
+        what: Collective,
+        at: u64,
+        bytes: usize,
+    },
 }
 
 /// What a device on this route is told of an emission.
@@ -85,7 +94,10 @@ fn told(route: Route, emission: &Emission) -> Vec<Told> {
         }
         Entry::Copy { to, from, bytes } => Told::Copy { to: to.address(), from: from.address(), bytes },
         Entry::Fill { to, bytes, value } => Told::Fill { to: to.address(), bytes, value },
-        Entry::Collective { .. } => unreachable!("these rounds are of one rank"),
+        Entry::Collective { communicator, what, at, bytes } => {
+            let communicator = emission.communicator(communicator).epoch();
+            Told::Collective { communicator, what, at: at.address(), bytes }
+        }
     };
     emission.entries().iter().map(entry).collect()
 }
@@ -187,6 +199,12 @@ impl World {
             match moment {
                 300 => self.larger_buffers(),
                 700 => self.load_again(),
+                // Of a rank whose weights these could be: nothing of it runs.
+                1500 => self.fixture.runner.model.share = Share::new(0, 2).expect("a rank of two"),
+                2000 | 2500 => {
+                    let [communicator, _] = Communicator::pair(Duration::ZERO);
+                    self.fixture.runner.model.communicator = Some(communicator);
+                }
                 _ => {}
             }
             let Some(round) = plan_round(&state) else { continue };

@@ -158,6 +158,34 @@ fn a_capture_that_fails_on_one_rank_is_eager_on_both() {
     }
 }
 
+/// A rank without memory for more lanes keeps both at those there are: requests wait, and the answers are the same.
+#[test]
+fn memory_that_one_rank_lacks_is_a_vote() {
+    let few = EngineOptions { classes: vec![Class { context: 512, lanes: 3, pages: 14 }], ..tight() };
+    let mut alone = one(&few);
+    // What the ranks take with their first three lanes, and a little more.
+    let used = {
+        let (pair, follower) = two(&tight(), &tight());
+        let used = pair.runner().device.used_bytes();
+        end(pair, follower);
+        used
+    };
+    let scarce = EngineOptions { host_memory: used + 4096, ..tight() };
+    for (leads, follows) in [(&tight(), &scarce), (&scarce, &tight())] {
+        let (mut pair, follower) = two(leads, follows);
+        let mut random = Random::new(14);
+        for _ in 0..4 {
+            let mut schedule = Schedule::random(&mut random, 1056, 9, 90, 10);
+            schedule.requests.iter_mut().for_each(|planned| planned.cancel = None);
+            let (two, one) =
+                (play(&mut pair, &schedule).expect("runs"), play(&mut alone, &schedule).expect("runs"));
+            assert!(seen(&two) == seen(&one), "{}{schedule}", two.difference(&one));
+        }
+        assert_eq!((pair.slabs().len(), pair.stats().slabs_refused), (1, 1));
+        end(pair, follower);
+    }
+}
+
 /// A device that fails on one rank ends both at once, and every request with an error.
 #[test]
 fn a_rank_that_fails_ends_both() {
