@@ -261,8 +261,7 @@ impl Emission {
 
     /// The digest of every entry in order: of a launch all that either device is told, which is kernel,
     /// element, twin, grid and argument bytes; of copies and fills addresses and sizes; of collectives also what is
-    /// done, the rank, and which communicator in the order of first use. The communicator's epoch is no part of
-    /// it: where it can change, it belongs into the key.
+    /// done, the rank, and the communicator's epoch.
     pub fn digest(&self) -> Digest {
         let mut digest = Digester::new();
         for entry in &self.entries {
