@@ -26,10 +26,11 @@ mod residual;
 mod router;
 mod rows;
 mod tiles;
+mod weave;
 
 /// All tests, each with its module.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
-    let modules: [(&str, &[Test]); 23] = [
+    let modules: [(&str, &[Test]); 24] = [
         ("advance", advance::TESTS),
         ("attend", attend::TESTS),
         ("conv", conv::TESTS),
@@ -53,6 +54,7 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
         ("router", router::TESTS),
         ("rows", rows::TESTS),
         ("tiles", tiles::TESTS),
+        ("weave", weave::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| tests.iter().map(move |test| (module, test)))
 }

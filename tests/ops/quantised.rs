@@ -1,6 +1,8 @@
 //! Quantised weights: the numbers that codes stand for, their packing, and every kernel that reads them, which must
 //! make what it makes of plain weights of the same numbers.
 
+use std::ops::Range;
+
 use graph::Ptr;
 use half::bf16;
 use kernels::experts::{DownArgs, ExpertsDown, ExpertsGroup, ExpertsProducts, ExpertsSum, ExpertsUp};
@@ -19,6 +21,7 @@ use crate::ops::formula::{dot, wide};
 
 tests::tests! {
     any: linear_layers_by_the_formula, a_row_alone_is_the_row_among_others, experts_in_every_pair_of_formats,
+        a_half_alone_is_the_half_of_both, experts_of_a_rank_are_their_part_of_all,
         table_rows_are_what_their_codes_stand_for;
     host: every_code_is_its_number, quantising_what_was_quantised_changes_nothing,
         quantised_weights_are_near_what_they_were, sums_are_those_of_the_numbers_bit_for_bit,
@@ -68,6 +71,45 @@ fn store<E: Element>(rows: &[f32], matrix: Matrix, count: usize) -> Stored {
         }
     }
     Stored { bytes, values }
+}
+
+/// Some outputs of each group of stored matrices, and some columns of them: what a rank has. Of cut columns it has one
+/// cut.
+fn part<E: Element>(
+    bytes: &[u8],
+    matrix: Matrix,
+    count: usize,
+    outputs: Range<usize>,
+    columns: Range<usize>,
+) -> (Vec<u8>, Matrix) {
+    let cuts = if columns.len() < matrix.columns { 1 } else { matrix.cuts };
+    let kept =
+        Matrix { outputs: outputs.len(), columns: columns.len(), cuts, ..matrix }.from_column(columns.start);
+    let row = |matrix: Matrix| {
+        Matrix { outputs: 1, groups: 1, cuts: 1, ..matrix }.sizes(Order::Rows, size_of::<E>())
+    };
+    let (one, own) = (row(matrix), row(kept));
+    let (from, _) = matrix.parts(count, Order::Rows, size_of::<E>());
+    let (to, size) = kept.parts(count, Order::Rows, size_of::<E>());
+    let scales = match matrix.format {
+        Format::Plain => 0,
+        Format::Fp8 => columns.start / BLOCK * 4,
+        Format::Nvfp4 => columns.start / GROUP,
+    };
+    let mut made = vec![0; size];
+    for group in 0..count * matrix.groups {
+        for (at, output) in outputs.clone().enumerate() {
+            let (here, there) = (group * matrix.outputs + output, group * kept.outputs + at);
+            for (from, one, skip, to, own) in [
+                (from.codes, one.codes, columns.start * one.codes / matrix.columns, to.codes, own.codes),
+                (from.scales, one.scales, scales, to.scales, own.scales),
+                (from.globals, one.globals, 0, to.globals, own.globals),
+            ] {
+                made[to + there * own..][..own].copy_from_slice(&bytes[from + here * one + skip..][..own]);
+            }
+        }
+    }
+    (made, kept)
 }
 
 /// Drawn numbers whose size differs from block to block, so that a scale of the neighbour is another.
@@ -315,6 +357,58 @@ fn a_row_alone_is_the_row_among_others() {
     check::<Nvfp4>(&mut draw);
 }
 
+/// A cut layer of which a rank has one half: the bits of that half where both are.
+fn a_half_alone_is_the_half_of_both() {
+    fn check<F: WeightFormat>(inner: usize, outputs: usize, draw: &mut Draw) {
+        let matrix = Matrix { cuts: 2, ..Matrix::plain(outputs, inner).stored(F::FORMAT) };
+        let stored = store::<bf16>(&uneven(draw, outputs * inner, inner, 1.0), matrix, 1);
+        let half = inner / 2;
+        for rows in [1, 9, 40] {
+            let x: Vec<bf16> = draw.elements(rows * inner, 2.0);
+            let mut scene = Scene::new();
+            let w = scene.stored::<bf16>("w", &stored.bytes, matrix, 1);
+            let both = linear::<bf16, F>(&mut scene, w, &x, [inner, outputs, 2, 0]);
+            for rank in 0..2 {
+                let columns = rank * half..(rank + 1) * half;
+                let (bytes, own) = part::<bf16>(&stored.bytes, matrix, 1, 0..outputs, columns.clone());
+                let w = scene.stored::<bf16>("w of a rank", &bytes, own, 1);
+                let x: Vec<bf16> = x.chunks(inner).flat_map(|x| x[columns.clone()].to_vec()).collect();
+                let permanent = scene.buffers();
+                let p = [
+                    scene.output::<f32>("p", rows * outputs),
+                    scene.output::<f32>("p, prompt", rows * outputs),
+                ];
+                let x = scene.input("x", &x).cast();
+                let args = |y: Ptr<f32>| Args {
+                    x,
+                    w,
+                    y: y.cast(),
+                    rows: rows as u32,
+                    inner: half as u32,
+                    outputs: outputs as u32,
+                    stride: outputs as u32,
+                    cuts: 1,
+                    offset: own.offset as u32,
+                };
+                scene.run::<LinearCut<bf16, F>>(&args(p[0]));
+                scene.run::<LinearCutPrompt<bf16, F>>(&args(p[1]));
+                let label = format!("{:?}, {rows} rows, {inner} to {outputs}, rank {rank}", F::FORMAT);
+                for p in p {
+                    let made: Vec<f32> = scene.read(p, rows * outputs);
+                    same(&label, &made, &both[rank * rows * outputs..][..rows * outputs]);
+                }
+                scene.truncate(permanent);
+            }
+        }
+    }
+    let mut draw = Draw::new(14);
+    for (inner, outputs) in [(128, 33), (256, 8), (640, 48), (4096, 40)] {
+        check::<Plain>(inner, outputs, &mut draw);
+        check::<Fp8>(inner, outputs, &mut draw);
+        check::<Nvfp4>(inner, outputs, &mut draw);
+    }
+}
+
 /// Weights of a mixture in two formats, and what they make of rows by both routes.
 struct Mixture {
     sizes: Sizes,
@@ -391,20 +485,21 @@ impl Mixture {
         let read = |scene: &Scene| (scene.read(a, rows * k * inner), scene.read(s, rows * shared_inner));
         let (got_a, got_s) = read(scene);
         let weights = scene.input("weights", &self.weights[from * (k + 1)..][..rows * (k + 1)]);
-        let p = scene.output("p", 2 * rows * hidden);
+        let cuts = sizes.cuts as usize;
+        let p = scene.output("p", cuts * rows * hidden);
         let (a, s) = (to_a, to_s);
         scene.run::<ExpertsDown<E, F, S>>(&DownArgs { a, s, ids, weights, down, shared_down, p, sizes });
-        let got_p: Vec<f32> = scene.read(p, 2 * rows * hidden);
+        let got_p: Vec<f32> = scene.read(p, cuts * rows * hidden);
         scene.run::<ExpertsUpPrompt<E, F, S>>(&up);
         let (prompt_a, prompt_s) = read(scene);
         same("a of the prompt route", &prompt_a, &got_a);
         same("s of the prompt route", &prompt_s, &got_s);
-        let products = scene.output("products", 2 * rows * (k + 1) * hidden);
+        let products = scene.output("products", cuts * rows * (k + 1) * hidden);
         let args = ProductsArgs { a, s, list, starts, down, shared_down, products, sizes };
         scene.run::<ExpertsProducts<E, F, S>>(&args);
-        let p = scene.output("p of the prompt route", 2 * rows * hidden);
+        let p = scene.output("p of the prompt route", cuts * rows * hidden);
         scene.run::<ExpertsSum>(&SumArgs { products, ids, weights, p, sizes });
-        same("p of the prompt route", &scene.read(p, 2 * rows * hidden), &got_p);
+        same("p of the prompt route", &scene.read(p, cuts * rows * hidden), &got_p);
         scene.truncate(permanent);
         let widen = |values: Vec<E>| values.iter().map(|x| x.widen()).collect();
         [widen(got_a), widen(got_s), got_p]
@@ -460,6 +555,66 @@ fn experts_in_every_pair_of_formats() {
         experts_in::<Nvfp4, Plain>(sizes, &mut draw);
         experts_in::<Nvfp4, Fp8>(sizes, &mut draw);
         experts_in::<Nvfp4, Nvfp4>(sizes, &mut draw);
+    }
+}
+
+/// What a rank's half of the inner widths makes: its columns of a and s, and its half of p.
+fn experts_of_a_rank_are_their_part_of_all() {
+    fn check<F: WeightFormat, S: WeightFormat>(sizes: Sizes, draw: &mut Draw) {
+        let mixture = Mixture::new(sizes, draw);
+        let formats = [F::FORMAT, S::FORMAT];
+        let [rows, hidden, inner, shared] =
+            [sizes.rows, sizes.hidden, sizes.inner, sizes.shared_inner].map(|size| size as usize);
+        let mut scene = Scene::new();
+        let weights = mixture.weights::<bf16>(&mut scene, formats, false);
+        let [all_a, all_s, all_p] = mixture.run::<bf16, F, S>(&mut scene, weights, 0, rows);
+        for rank in 0..2 {
+            let half = |width: usize| rank * width / 2..(rank + 1) * width / 2;
+            let widths = [inner, shared, inner, shared];
+            let mut offsets = [0; 4];
+            let weights = std::array::from_fn(|i| {
+                let (matrix, count) = (mixture.matrices[i].stored(formats[i % 2]), mixture.counts[i]);
+                let stored = store::<bf16>(&mixture.rows[i], matrix, count);
+                let (outputs, columns) = match i {
+                    0 | 1 => (half(widths[i]), 0..hidden),
+                    _ => (0..hidden, half(widths[i])),
+                };
+                let (bytes, own) = part::<bf16>(&stored.bytes, matrix, count, outputs, columns);
+                offsets[i] = own.offset as u32;
+                scene.stored::<bf16>("weights of a rank", &bytes, own, count)
+            });
+            let [_, _, offset, shared_offset] = offsets;
+            let (inner, shared_inner) = (sizes.inner / 2, sizes.shared_inner / 2);
+            let own = Mixture {
+                sizes: Sizes { inner, shared_inner, cuts: 1, offset, shared_offset, ..sizes },
+                rows: Default::default(),
+                x: mixture.x.clone(),
+                ids: mixture.ids.clone(),
+                weights: mixture.weights.clone(),
+                ..mixture
+            };
+            let [a, s, p] = own.run::<bf16, F, S>(&mut scene, weights, 0, rows);
+            let columns = |all: &[f32], width: usize| -> Vec<f32> {
+                all.chunks(width).flat_map(|row| row[half(width)].to_vec()).collect()
+            };
+            let label = format!("{formats:?}, {rows} rows, rank {rank}");
+            same(&format!("a of {label}"), &a, &columns(&all_a, widths[0]));
+            same(&format!("s of {label}"), &s, &columns(&all_s, widths[1]));
+            same(&format!("p of {label}"), &p, &all_p[rank * rows * hidden..][..rows * hidden]);
+        }
+    }
+    let mut draw = Draw::new(15);
+    for (rows, hidden, inner, shared_inner, experts, k) in
+        [(1, 64, 64, 128, 3, 2), (20, 192, 128, 256, 6, 3), (3, 256, 640, 640, 14, 12)]
+    {
+        let sizes = Sizes { rows, hidden, inner, shared_inner, experts, k, ..Sizes::WHOLE };
+        check::<Plain, Plain>(sizes, &mut draw);
+        check::<Plain, Fp8>(sizes, &mut draw);
+        check::<Fp8, Plain>(sizes, &mut draw);
+        check::<Fp8, Fp8>(sizes, &mut draw);
+        check::<Nvfp4, Plain>(sizes, &mut draw);
+        check::<Nvfp4, Fp8>(sizes, &mut draw);
+        check::<Nvfp4, Nvfp4>(sizes, &mut draw);
     }
 }
 
