@@ -33,12 +33,12 @@ __device__ __forceinline__ void some(const Args& a, const Tiles<F>& w, const Row
         });
 }
 
-// The tiles of this block by the MOST rows of block blockIdx.z, for cut blockIdx.y, with WANTED units of elements on
-// their way in each warp.
-template <class F, class Y, u32 MOST, u32 WANTED> __device__ __forceinline__ void few(const Args& a) {
-    const u32 width = a.inner / a.cuts, cut = blockIdx.y, first = blockIdx.z * MOST;
+// The tiles of this block by the MOST rows of block blockIdx.z, for cut blockIdx.y where a layer is CUT, with WANTED
+// units of elements on their way in each warp.
+template <class F, class Y, bool CUT, u32 MOST, u32 WANTED> __device__ __forceinline__ void few(const Args& a) {
+    const u32 cuts = CUT ? a.cuts : 1, width = a.inner / cuts, cut = CUT ? blockIdx.y : 0, first = blockIdx.z * MOST;
     const Slices slices(width, SLICES);
-    const Tiles<F> w(a.w, ceil_div(a.outputs, TILE), slices.units * a.cuts);
+    const Tiles<F> w(a.w, ceil_div(a.outputs, TILE), slices.units * cuts);
     const Rows x{a.x + (u64)first * a.inner + cut * width, a.inner, least(a.rows - first, MOST), width};
     Y* const y = (Y*)a.y + ((u64)cut * a.rows + first) * a.stride;
     if (x.count <= 8) some<F, Y, 1, depth<F>(1, WANTED)>(a, w, x, slices, y);
@@ -46,12 +46,12 @@ template <class F, class Y, u32 MOST, u32 WANTED> __device__ __forceinline__ voi
     else if constexpr (MOST > 16) some<F, Y, 4, depth<F>(4, WANTED)>(a, w, x, slices, y);
 }
 
-// Panel blockIdx.x, row panels first, for cut blockIdx.y.
-template <class F, class Y, class Panel> __device__ __forceinline__ void many(const Args& a) {
-    const u32 width = a.inner / a.cuts, cut = blockIdx.y, panels = ceil_div(a.rows, Panel::ROWS);
+// Panel blockIdx.x, row panels first, for cut blockIdx.y where a layer is CUT.
+template <class F, class Y, bool CUT, class Panel> __device__ __forceinline__ void many(const Args& a) {
+    const u32 cuts = CUT ? a.cuts : 1, width = a.inner / cuts, cut = CUT ? blockIdx.y : 0, panels = ceil_div(a.rows, Panel::ROWS);
     const u32 first = blockIdx.x % panels * Panel::ROWS, tile = blockIdx.x / panels * Panel::TILES;
     const Slices slices(width, SLICES);
-    const Tiles<F> w(a.w, ceil_div(a.outputs, TILE), slices.units * a.cuts);
+    const Tiles<F> w(a.w, ceil_div(a.outputs, TILE), slices.units * cuts);
     const Rows x{a.x + (u64)first * a.inner + cut * width, a.inner, least(a.rows - first, Panel::ROWS), width};
     const float* const sums = Panel::product(
         w, tile, ceil_div(a.outputs, TILE) - 1, cut * slices.units, [&](u32 i) { return x.row(i); }, width,
