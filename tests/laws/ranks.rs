@@ -1,5 +1,6 @@
 //! Two ranks are one rank: the same ids, logits and state, byte for byte, in every format.
 
+use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -8,8 +9,11 @@ use graph::host::HostOptions;
 use graph::{Communicator, Device};
 use kernels::numerics::ElementType;
 use kernels::table::Outcome;
+use runtime::checkpoint::layout::Format;
 use runtime::config::ModelConfig;
+use runtime::convert::{ConvertOptions, Source, convert};
 use runtime::share::Share;
+use serde_json::Value;
 use tests::fixture::{Fixture, Lane, Size, repository};
 
 use crate::{ELEMENTS, bits, ids};
@@ -80,6 +84,66 @@ fn two_are_one(dir: &Path, element: ElementType) {
         let same = seen.logits.iter().zip(&one.logits).position(|(two, one)| two != one);
         assert_eq!(same, None, "{name} in {}: the first round of rank {rank} that differs", element.name());
         assert_eq!(seen.logits.len(), one.logits.len());
+    }
+}
+
+/// Doubles or halves the numbers of some runs of 128 columns of every matrix, so that each block has another scale.
+fn unlike_blocks(file: &Path) {
+    let mut bytes = fs::read(file).expect("weights");
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize + 8;
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).expect("a header");
+    let number = |value: &Value| value.as_u64().expect("a number") as usize;
+    let mut changed = 0;
+    for (_, tensor) in tensors.as_object().expect("tensors") {
+        let width = match tensor["shape"].as_array().map(|shape| (shape.len(), shape.last())) {
+            Some((2.., Some(width))) if tensor["dtype"] == "BF16" && number(width) >= 128 => number(width),
+            _ => continue,
+        };
+        let offsets = &tensor["data_offsets"];
+        let numbers = &mut bytes[header + number(&offsets[0])..header + number(&offsets[1])];
+        for (at, bits) in numbers.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let value = u16::from_le_bytes(*bits);
+            let exponent = i32::from(value >> 7 & 255) + [0, 1, -1, 2][at % width / 128 % 4];
+            if (2..200).contains(&exponent) {
+                *bits = (value & 0x807f | (exponent as u16) << 7).to_le_bytes();
+            }
+        }
+        changed += 1;
+    }
+    assert!(changed > 40);
+    fs::write(file, bytes).expect("weights");
+}
+
+/// Widths whose halves begin inside of a block of fp8, and go on past its end.
+#[test]
+fn blocks_across_the_cut_are_shared() {
+    let (home, made) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let text = fs::read_to_string(repository("models/tiny/config.json")).expect("settings");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    for (name, size) in [
+        ("moe_intermediate_size", 640),
+        ("shared_expert_intermediate_size", 384),
+        ("linear_value_head_dim", 96),
+    ] {
+        config["text_config"][name] = size.into();
+    }
+    fs::write(home.path().join("config.json"), config.to_string()).expect("settings");
+    let plain = made.path().join("plain");
+    let from = Source::Made { layers: Some(4), seed: 3 };
+    let options = ConvertOptions { from, ..ConvertOptions::default() };
+    convert(home.path(), &plain, &options, &mut |_, _| {}).expect("it is made");
+    unlike_blocks(&plain.join("model.safetensors"));
+    for (experts, dense) in [
+        (Format::Fp8, Format::Fp8),
+        (Format::Nvfp4, Format::Fp8),
+        (Format::Fp8, Format::Bf16),
+        (Format::Bf16, Format::Bf16),
+    ] {
+        let out = made.path().join(format!("{experts} {dense}"));
+        let options =
+            ConvertOptions { experts: Some(experts), dense: Some(dense), ..ConvertOptions::default() };
+        convert(&plain, &out, &options, &mut |_, _| {}).expect("it is converted");
+        two_are_one(&out, ElementType::Bf16);
     }
 }
 

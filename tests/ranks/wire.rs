@@ -64,7 +64,6 @@ fn samples() -> Vec<Message> {
         Message::Command(turn(How::Capture)),
         Message::Command(turn(How::Eager("prompt pass".into()))),
         Message::Done { number: 3, round: "ff".into() },
-        Message::Vote { question: 1, what: "add a slab".into() },
         Message::Answer { question: 1, yes: false, why: why() },
         Message::Failed { why: why() },
         Message::Bye { why: why() },
@@ -151,7 +150,6 @@ fn message() -> impl Strategy<Value = Message> {
         Just(Message::Welcome),
         command.prop_map(Message::Command),
         (any::<u64>(), text()).prop_map(|(number, round)| Message::Done { number, round }),
-        (any::<u64>(), text()).prop_map(|(question, what)| Message::Vote { question, what }),
         (any::<u64>(), any::<bool>(), text()).prop_map(|(question, yes, why)| Message::Answer {
             question,
             yes,

@@ -25,18 +25,12 @@ pub enum Message {
         /// Digest of the follower's round, in hex.
         round: String,
     },
-    /// A question about something that one rank alone could fail at; nothing is done before the answer.
-    Vote {
-        /// The question's number.
-        question: u64,
-        /// What is to be done.
-        what: String,
-    },
-    /// A vote's answer.
+    /// Whether something that one rank alone may fail at succeeded here; both ranks say so, and neither keeps it before
+    /// it has heard the other.
     Answer {
-        /// The question's number.
+        /// Counts such things.
         question: u64,
-        /// Whether it can be done.
+        /// Whether it did.
         yes: bool,
         /// Why not.
         #[serde(default)]
@@ -119,7 +113,6 @@ impl Message {
             Self::Command(Command::Graphs { .. }) => "Graphs",
             Self::Command(Command::Turn { .. }) => "Turn",
             Self::Done { .. } => "Done",
-            Self::Vote { .. } => "Vote",
             Self::Answer { .. } => "Answer",
             Self::Failed { .. } => "Failed",
             Self::Bye { .. } => "Bye",
