@@ -147,16 +147,25 @@ impl Bank {
         body: impl Fn() -> Result<Emission>,
         agreed: impl FnOnce(bool) -> std::result::Result<bool, E>,
     ) -> std::result::Result<bool, E> {
-        let captured = self.capture(stream, key, keeps, body)?;
-        let all = agreed(captured)?;
-        if captured && !all {
-            let held = self.execs.remove(key).expect("it was captured");
-            self.bytes -= held.exec.bytes();
-            self.counts.captured -= 1;
-            self.counts.capture_failed += 1;
-            note(&mut self.failed, key);
+        // Emitted before the capture begins: capturing is for launches alone.
+        let emission = body()?;
+        let captured = match record(stream, key, keeps, emission) {
+            Ok(exec) => Some(exec).filter(|exec| exec.bytes() <= self.budget_bytes),
+            Err(Error::CaptureFailed { .. } | Error::Capturing { .. } | Error::OutOfMemory { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        // Nothing makes room for what is not kept.
+        match (agreed(captured.is_some())?, captured) {
+            (true, Some(exec)) => {
+                self.hold(key, exec);
+                Ok(true)
+            }
+            _ => {
+                self.counts.capture_failed += 1;
+                note(&mut self.failed, key);
+                Ok(false)
+            }
         }
-        Ok(captured && all)
     }
 
     /// How a round of this key would be executed now, if a capture succeeds.
@@ -169,39 +178,23 @@ impl Bank {
         }
     }
 
-    /// Captures a body, on this rank.
-    fn capture(
+    /// Compares the graph of `key` with what the key emits now. A graph that differs, here or, as `agreed` says, on
+    /// another rank, is dropped with its whole generation. True if all are equal, or there is no graph.
+    ///
+    /// # Errors
+    /// What `agreed` returns.
+    pub fn audit<E>(
         &mut self,
-        stream: &Stream,
         key: &Key,
-        keeps: &[Arena],
-        body: impl Fn() -> Result<Emission>,
-    ) -> Result<bool> {
-        // Emitted before the capture begins: capturing is for launches alone.
-        let emission = body()?;
-        match record(stream, key, keeps, emission) {
-            Ok(exec) if exec.bytes() <= self.budget_bytes => self.hold(key, exec),
-            Ok(_)
-            | Err(Error::CaptureFailed { .. } | Error::Capturing { .. } | Error::OutOfMemory { .. }) => {
-                self.counts.capture_failed += 1;
-                note(&mut self.failed, key);
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
+        emitted: Digest,
+        agreed: impl FnOnce(bool) -> std::result::Result<bool, E>,
+    ) -> std::result::Result<bool, E> {
+        let equal = agreed(self.execs.get(key).is_none_or(|held| held.exec.digest() == emitted))?;
+        if !equal {
+            self.counts.audits_failed += 1;
+            self.evict(|_| true);
         }
-        Ok(true)
-    }
-
-    /// Compares the graph of `key` with what the key emits now. A graph that differs is dropped with its
-    /// whole generation. True if they are equal, or there is no graph.
-    pub fn audit(&mut self, key: &Key, emitted: Digest) -> bool {
-        let Some(held) = self.execs.get(key) else { return true };
-        if held.exec.digest() == emitted {
-            return true;
-        }
-        self.counts.audits_failed += 1;
-        self.evict(|_| true);
-        false
+        Ok(equal)
     }
 
     /// Gives up every graph, as before a change of what they point to.

@@ -244,7 +244,7 @@ impl Engine {
     }
 
     /// Tells every request, and the other rank, that nothing more will come.
-    fn fail(&mut self, error: &Error) {
+    pub(crate) fn fail(&mut self, error: &Error) {
         let why = error.to_string();
         self.part(Some(&why));
         self.fail_all(&why);
@@ -256,8 +256,13 @@ impl Engine {
         for request in std::mem::take(&mut self.gone) {
             self.cancel(request);
         }
+        // What is asked of a broken engine between its turns has nobody else to fail to.
+        if let Some(why) = &self.broken {
+            return Err(Error::Broken(why.clone()));
+        }
         let next = self.stage_next()?;
-        if next.is_some() || !self.flying.is_empty() {
+        let follows = self.peer.as_ref().is_some_and(|peer| !peer.leads());
+        if next.is_some() || !self.flying.is_empty() || follows {
             self.in_step(next.as_ref())?;
         }
         if let Some(round) = next {
@@ -390,7 +395,9 @@ impl Engine {
             Verdict::Eager(reason) => {
                 if reason == planner::EagerReason::Audit {
                     let emitted = self.runner.emission(&shape)?.digest();
-                    self.audits_failed += u64::from(!self.bank.audit(&self.runner.key(&shape), emitted));
+                    let agreed = agreed(&mut self.peer, &self.runner.stream, "an audit");
+                    let equal = self.bank.audit(&self.runner.key(&shape), emitted, agreed)?;
+                    self.audits_failed += u64::from(!equal);
                 }
                 self.runner.run_eager(&shape)?;
                 Ran::Eager(reason_text(reason))

@@ -328,6 +328,8 @@ pub enum Error {
     Device(graph::Error),
     /// The other rank, or the way to it, failed; the text says how.
     Peer(String),
+    /// The engine has failed before; the text says how.
+    Broken(String),
     /// The engine has ended; nothing can be asked of it.
     Ended,
 }
@@ -335,7 +337,7 @@ pub enum Error {
 impl Error {
     /// Whether the device failed, rather than the input.
     pub fn is_device(&self) -> bool {
-        matches!(self, Error::Device(_) | Error::Peer(_) | Error::Ended)
+        matches!(self, Error::Device(_) | Error::Peer(_) | Error::Broken(_) | Error::Ended)
     }
 }
 
@@ -346,7 +348,9 @@ impl fmt::Display for Error {
             Error::Convert(error) => error.fmt(f),
             Error::Text(error) => error.fmt(f),
             Error::Chat(error) => error.fmt(f),
-            Error::Prompt(why) | Error::Setting(why) | Error::Peer(why) => f.write_str(why),
+            Error::Prompt(why) | Error::Setting(why) | Error::Peer(why) | Error::Broken(why) => {
+                f.write_str(why)
+            }
             Error::Device(error) => error.fmt(f),
             Error::Ended => f.write_str("the engine has ended; open the model again"),
         }
@@ -357,7 +361,13 @@ impl std::error::Error for Error {}
 
 impl From<crate::ranks::LinkError> for Error {
     fn from(error: crate::ranks::LinkError) -> Self {
-        Error::Peer(error.to_string())
+        use crate::ranks::LinkError::{Address, InUse, Refused, RefusedByPeer};
+        match error {
+            Address { .. } | InUse { .. } | Refused { .. } | RefusedByPeer { .. } => {
+                Error::Setting(error.to_string())
+            }
+            _ => Error::Peer(error.to_string()),
+        }
     }
 }
 

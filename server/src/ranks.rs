@@ -4,6 +4,7 @@
 use std::env;
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -14,6 +15,7 @@ use runtime::engine::{EngineOptions, OpenEngine, open_rank};
 use runtime::open::Progress;
 use runtime::place::Place;
 use runtime::ranks::{Hello, Listener, Patience, Rank, Settings};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{RankArgs, Role};
 use crate::commands::engine_failure;
@@ -77,8 +79,11 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
 fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
     let failed = |error: io::Error| Failure::Device(format!("starting rank 1 on this host: {error}"));
     let mut follower = Command::new(env::current_exe().map_err(failed)?);
-    follower.args(env::args_os().skip(1)).args(["--rank", "1", "--owned", "--leader", leader]);
-    follower.stdin(Stdio::null()).stdout(Stdio::null());
+    // Behind the command and before what it is given: whatever follows a `--` is no option.
+    let mut line = env::args_os().skip(1);
+    follower.args(line.next()).args(["--rank", "1", "--owned", "--leader", leader]).args(line);
+    // In a group of its own, so that a key that stops the leader lets it end its replies with the follower there.
+    follower.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     let ended = Arc::<OnceLock<String>>::default();
     let (tell, (started, start)) = (ended.clone(), mpsc::channel());
     // A process that ends with its parent ends with the thread that started it, so this one stays.
@@ -99,10 +104,19 @@ fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
     Ok(ended)
 }
 
-/// Has the system end this process when the leader, which started it, has ended: also one that is stopped, or hangs.
+/// Has the system end this process when the leader, which started it, has ended, also if it is stopped or hangs then.
+/// Signals that ask for an end are the leader's to answer: it still needs its follower for the replies under way.
 fn end_with_leader() -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::Device(format!("asking to end with rank 0: {error}"));
     let set = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-    set.map_err(|error| Failure::Device(format!("asking to end with rank 0: {error}")))
+    set.map_err(io::Error::from).map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let _context = runtime.enter();
+    // A signal that was once taken no longer ends the process.
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        signal(kind).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// A digest of this very program: ranks of different builds are refused.
@@ -120,6 +134,7 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
         .with("model", model_digest(model)?)
         .with("--dtype", options.element.name())
         .with("--load", format!("{:?}", options.load))
+        .with("--table", format!("{:?}", options.table))
         .with("--graphs", options.graphs)
         .with("--lanes", class.lanes)
         .with("--context", class.context)
@@ -129,19 +144,26 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
         .with("rows of a piece", options.piece_rows))
 }
 
-/// A digest of the settings and of the names and sizes of all files of a model.
+/// A digest of a model's settings and texts, and of the names and sizes of its weight files.
 fn model_digest(model: &Path) -> Result<String, Failure> {
     let failed = |error: io::Error| Failure::Input(format!("reading {}: {error}", model.display()));
-    let mut digest = Digester::new();
-    digest.bytes(&fs::read(model.join("config.json")).map_err(failed)?);
     let mut files = Vec::new();
     for entry in fs::read_dir(model).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        files.push((entry.file_name(), entry.metadata().map_err(failed)?.len()));
+        let path = entry.map_err(failed)?.path();
+        // What a link leads to counts, not the link.
+        let file = fs::metadata(&path).map_err(failed)?;
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json" | "jinja") if file.is_file() => {
+                files.push((path.clone(), fs::read(&path).map_err(failed)?))
+            }
+            Some("safetensors") if file.is_file() => files.push((path, file.len().to_le_bytes().to_vec())),
+            _ => {}
+        }
     }
     files.sort();
-    files.iter().for_each(|(name, bytes)| {
-        digest.text(&name.to_string_lossy()).number(*bytes);
-    });
+    let mut digest = Digester::new();
+    for (path, content) in files {
+        digest.text(&path.file_name().unwrap_or_default().to_string_lossy()).bytes(&content);
+    }
     Ok(digest.finish().to_string())
 }

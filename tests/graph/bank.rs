@@ -220,10 +220,10 @@ fn an_audit_that_finds_a_difference_drops_everything() {
     let mut counter = Counter::new(8);
     assert!((1..=3).all(|rows| counter.capture(rows)));
     let right = counter.rig.log.emission(2).digest();
-    assert!(counter.bank.audit(&key(2), right));
-    assert!(counter.bank.audit(&key(9), right), "there is nothing to differ");
+    assert_eq!(counter.bank.audit(&key(2), right, alone), Ok(true));
+    assert_eq!(counter.bank.audit(&key(9), right, alone), Ok(true), "there is nothing to differ");
     assert_eq!((counter.held(), counter.bank.counts().audits_failed), (vec![1, 2, 3], 0));
-    assert!(!counter.bank.audit(&key(3), right));
+    assert_eq!(counter.bank.audit(&key(3), right, alone), Ok(false));
     assert_eq!(counter.held(), []);
     let counts = BankCounts { captured: 3, evicted: 3, audits_failed: 1, ..BankCounts::default() };
     assert_eq!(counter.bank.counts(), counts);

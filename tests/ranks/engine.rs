@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use graph::Planted;
+use graph::{Arena, Planted};
 use kernels::numerics::ElementType;
 use planner::RequestId;
 use runtime::engine::{Class, Engine, EngineOptions, Event, open, open_rank};
@@ -158,21 +158,28 @@ fn a_capture_that_fails_on_one_rank_is_eager_on_both() {
     }
 }
 
+/// Takes all memory of an engine's device.
+fn hog(engine: &Engine) -> Arena {
+    let device = &engine.runner().device;
+    device.arena("what others have", device.free_bytes()).expect("it is free")
+}
+
 /// A rank without memory for more lanes keeps both at those there are: requests wait, and the answers are the same.
 #[test]
 fn memory_that_one_rank_lacks_is_a_vote() {
+    let options = EngineOptions { host_memory: 64 << 20, ..tight() };
     let few = EngineOptions { classes: vec![Class { context: 512, lanes: 3, pages: 14 }], ..tight() };
     let mut alone = one(&few);
-    // What the ranks take with their first three lanes, and a little more.
-    let used = {
-        let (pair, follower) = two(&tight(), &tight());
-        let used = pair.runner().device.used_bytes();
-        end(pair, follower);
-        used
-    };
-    let scarce = EngineOptions { host_memory: used + 4096, ..tight() };
-    for (leads, follows) in [(&tight(), &scarce), (&scarce, &tight())] {
-        let (mut pair, follower) = two(leads, follows);
+    for leader_lacks in [false, true] {
+        let [leader, follower] = Rank::pair(PATIENCE, SILENCE).expect("sockets");
+        let theirs = options.clone();
+        let follower = thread::spawn(move || {
+            let engine = open_rank(&model(), &theirs, follower, &mut |_| {})?.engine;
+            let _taken = (!leader_lacks).then(|| hog(&engine));
+            engine.follow()
+        });
+        let mut pair = open_rank(&model(), &options, leader, &mut |_| {}).expect("it opens").engine;
+        let _taken = leader_lacks.then(|| hog(&pair));
         let mut random = Random::new(14);
         for _ in 0..4 {
             let mut schedule = Schedule::random(&mut random, 1056, 9, 90, 10);

@@ -141,7 +141,11 @@ fn receive(engine: &mut Engine, mail: Mail, stopping: bool) -> Result<bool, Erro
         Mail::Submit(id, submission, events) => engine.submit(id, *submission, events),
         Mail::Cancel(id) => engine.cancel(id),
         Mail::Stop => return Ok(true),
-        Mail::Lost(why) => return Err(Error::Peer(why)),
+        Mail::Lost(why) => {
+            let error = Error::Peer(why);
+            engine.fail(&error);
+            return Err(error);
+        }
     }
     Ok(false)
 }

@@ -18,6 +18,7 @@ use crate::place::Place;
 use crate::ranks::Rank;
 use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
+use crate::share::Share;
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TablePlace, WeightForm};
 
@@ -273,8 +274,28 @@ pub fn open_rank(
     rank: Rank,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let form = WeightForm { share: rank.share()?, ..options.place.form(options.element, options.table) };
-    open_any(Opened::with(dir, form, options.load)?, options, Some(rank), progress)
+    let mut rank = Some(rank);
+    let opened = open_share(dir, options, &mut rank, progress);
+    if let (Err(error), Some(rank)) = (&opened, &rank) {
+        // The other rank should not have to guess.
+        rank.peer.part(Some(&error.to_string()));
+    }
+    opened
+}
+
+fn open_share(
+    dir: &Path,
+    options: &EngineOptions,
+    rank: &mut Option<Rank>,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<OpenEngine, Error> {
+    let share = rank.as_ref().map_or(Ok(Share::WHOLE), Rank::share)?;
+    if let Load::Dummy { .. } = options.load {
+        let why = "ranks would make weights that are no shares of one model; leave one of them out";
+        return Err(Error::Setting(format!("--tp 2 with --load dummy: {why}")));
+    }
+    let form = WeightForm { share, ..options.place.form(options.element, options.table) };
+    open_any(Opened::with(dir, form, options.load)?, options, rank, progress)
 }
 
 /// As [`open`], of a folder whose files were checked.
@@ -286,13 +307,13 @@ pub fn open_opened(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    open_any(opened, options, None, progress)
+    open_any(opened, options, &mut None, progress)
 }
 
 fn open_any(
     opened: Opened,
     options: &EngineOptions,
-    rank: Option<Rank>,
+    rank: &mut Option<Rank>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let device = options.place.open(options.element, options.poison, options.host_memory)?;
@@ -326,7 +347,11 @@ fn open_any(
     )?;
 
     let OpenModel { mut model, weights, tokenizer, chat, stop_ids } = opened.load(&device, progress)?;
-    let peer = rank.map(|Rank { peer, communicator }| {
+    if let Some(rank) = rank {
+        // From here on each waits in collectives for the other, which may take longer to load.
+        rank.peer.meet("its share of the model")?;
+    }
+    let peer = rank.take().map(|Rank { peer, communicator }| {
         let stop = communicator.clone();
         peer.on_failure(move |error| stop.stop(&error.to_string()));
         model.communicator = Some(communicator);

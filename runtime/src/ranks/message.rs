@@ -18,7 +18,7 @@ pub enum Message {
     Welcome,
     /// What the leader decided and the follower does too, in this order.
     Command(Command),
-    /// The follower's word on a turn: it planned the same round and has settled it.
+    /// The follower's word on a turn: it has planned the same round, and runs it.
     Done {
         /// The turn.
         number: u64,
@@ -77,6 +77,11 @@ pub enum Command {
         /// Whether they are.
         on: bool,
     },
+    /// There is nothing left to do.
+    End {
+        /// Digest of all outcomes, in hex.
+        settled: String,
+    },
     /// A round is run.
     Turn {
         /// Counts turns.
@@ -111,6 +116,7 @@ impl Message {
             Self::Command(Command::Submit { .. }) => "Submit",
             Self::Command(Command::Cancel { .. }) => "Cancel",
             Self::Command(Command::Graphs { .. }) => "Graphs",
+            Self::Command(Command::End { .. }) => "End",
             Self::Command(Command::Turn { .. }) => "Turn",
             Self::Done { .. } => "Done",
             Self::Answer { .. } => "Answer",

@@ -6,10 +6,11 @@
 //!   Submit, Cancel  ──►                      does the same
 //!   plans, Turn     ──►                      plans, compares the digests
 //!   runs            ◄──  Done                runs
-//!   before it tells what a round made, the leader has the follower's word on that round
+//!   before it runs a round, the leader has the follower's word on the one before
 //!   what one rank alone may fail at          Answer both ways, then both do it or neither does
 //! ```
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use graph::{Digest, Digester};
@@ -32,6 +33,8 @@ pub struct Peer {
     turn: u64,
     /// Turns that the follower has answered.
     answered: u64,
+    /// Digests of the rounds of the turns that it has not.
+    asked: VecDeque<String>,
     question: u64,
     /// Digest of all outcomes so far.
     settled: Digest,
@@ -61,7 +64,17 @@ pub(crate) enum Order {
 impl Peer {
     /// The rank behind a link: the follower's if this one leads.
     pub fn new(link: Link, leads: bool, patience: Duration) -> Peer {
-        Peer { link, leads, patience, turn: 0, answered: 0, question: 0, settled: Digest(0), told: None }
+        Peer {
+            link,
+            leads,
+            patience,
+            turn: 0,
+            answered: 0,
+            asked: VecDeque::new(),
+            question: 0,
+            settled: Digest(0),
+            told: None,
+        }
     }
 
     /// Whether this rank leads.
@@ -112,6 +125,7 @@ impl Peer {
         };
         if self.leads {
             let Told { number, round, how, settled } = here;
+            self.asked.push_back(round.clone());
             self.link.send(&Message::Command(Command::Turn { number, round, how, settled }))?;
             return self.answers(number - 1);
         }
@@ -132,12 +146,40 @@ impl Peer {
     fn answers(&mut self, number: u64) -> Result<(), Error> {
         let asked = Instant::now();
         while self.answered < number {
-            match self.receive(asked, "the word on a round")? {
-                Message::Done { number, .. } if number == self.answered + 1 => self.answered = number,
-                other => return Err(unexpected(&other, "the word on a round")),
+            let message = self.receive(asked, "the word on a round")?;
+            if !self.is_answer(&message) {
+                return Err(unexpected(&message, "the word on a round"));
             }
         }
         Ok(())
+    }
+
+    /// Takes the word on the next round that was asked for, if that is what came.
+    fn is_answer(&mut self, message: &Message) -> bool {
+        let Message::Done { number, round } = message else { return false };
+        let is = *number == self.answered + 1 && self.asked.front() == Some(round);
+        if is {
+            self.answered += 1;
+            self.asked.pop_front();
+        }
+        is
+    }
+
+    /// Waits for the other rank to come this far, as long as it lives: what is done meanwhile takes as long as it takes.
+    ///
+    /// # Errors
+    /// The other rank is gone, or has failed.
+    pub(crate) fn meet(&mut self, what: &str) -> Result<(), Error> {
+        self.question += 1;
+        self.link.send(&Message::Answer { question: self.question, yes: true, why: String::new() })?;
+        loop {
+            match self.link.receive(self.patience) {
+                Ok(Message::Answer { question, .. }) if question == self.question => return Ok(()),
+                Ok(other) => return Err(unexpected(&other, what)),
+                Err(LinkError::Late { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Notes what a settled round left.
@@ -153,15 +195,13 @@ impl Peer {
     /// The other rank is gone, does not answer, or asks something else.
     pub(crate) fn agree(&mut self, what: &str, here: bool) -> Result<bool, Error> {
         self.question += 1;
-        let why = if here { String::new() } else { format!("{what} failed there") };
+        let why = if here { String::new() } else { what.to_owned() };
         self.link.send(&Message::Answer { question: self.question, yes: here, why })?;
         let asked = Instant::now();
         loop {
             match self.receive(asked, what)? {
-                Message::Done { number, .. } if self.leads && number == self.answered + 1 => {
-                    self.answered = number
-                }
                 Message::Answer { question, yes, .. } if question == self.question => return Ok(here && yes),
+                other if self.leads && self.is_answer(&other) => {}
                 other => return Err(unexpected(&other, what)),
             }
         }
@@ -199,7 +239,16 @@ impl Peer {
                     self.told = Some(Told { number, round, how, settled });
                     Order::Turn
                 }
-                Message::Bye { .. } => Order::End,
+                Message::Command(Command::End { settled }) if settled == self.settled.to_string() => {
+                    Order::End
+                }
+                Message::Command(Command::End { settled }) => {
+                    return Err(Error::Peer(format!(
+                        "the ranks had other outcomes in their last rounds: digest {settled} there, {} here; what was told \
+                         of them may be wrong",
+                        self.settled
+                    )));
+                }
                 other => return Err(unexpected(&other, "an order")),
             });
         }
@@ -210,7 +259,7 @@ impl Peer {
     pub(crate) fn part(&self, failed: Option<&str>) {
         let farewell = match failed {
             Some(why) => Message::Failed { why: why.into() },
-            None => Message::Bye { why: "there is nothing left to do".into() },
+            None => Message::Command(Command::End { settled: self.settled.to_string() }),
         };
         // If it is gone, there is nobody to tell.
         let told = self.link.send(&farewell).is_ok();

@@ -42,7 +42,7 @@ impl Rank {
         patience: Patience,
         vain: impl Fn() -> Option<String>,
     ) -> Result<Rank, Error> {
-        let (began, address) = (Instant::now(), listener.address().ip());
+        let address = listener.address().ip();
         let link = listener.accept(hello, patience.start, vain)?;
         let failed = |what: &str, error: &dyn std::fmt::Display| {
             Error::Peer(format!(
@@ -54,10 +54,12 @@ impl Rank {
         let port = data.local_addr().map_err(|error| failed("reading the port", &error))?.port();
         data.set_nonblocking(true).map_err(|error| failed("setting up the port", &error))?;
         link.send(&Message::Meet { port })?;
+        let began = Instant::now();
         let mut last = "nobody called".to_owned();
         loop {
             match data.accept() {
-                // Whoever else calls is no communicator of this version.
+                // Whoever calls from another host is no rank, and must not be waited for.
+                Ok((_, caller)) if Some(caller.ip()) != link.host() => last = format!("{caller} called"),
                 Ok((stream, _)) => match connected(stream, 0, patience) {
                     Ok(communicator) => {
                         return Ok(Rank { peer: Peer::new(link, true, patience.answer), communicator });

@@ -6,12 +6,13 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::prompts::{CHAT, chat, unending};
-use crate::server::Server;
+use crate::prompts::{CHAT, chat, endless, unending};
+use crate::server::{Server, lasting};
 
 crate::tests! {
     two_ranks_answer_as_one,
     ;
+    signals_to_both_let_replies_end,
     a_killed_follower_ends_streams_and_the_server,
     a_killed_follower_of_an_idle_server_is_noticed,
     a_stopped_follower_ends_streams_in_time,
@@ -112,6 +113,22 @@ fn a_killed_follower_of_an_idle_server_is_noticed() {
     signal("KILL", follower(&server));
     let status = server.ended_within(SOON).expect("it notices");
     assert_eq!(status.code(), Some(3), "{}", server.notes().text());
+}
+
+/// As a terminal sends them, or a service manager, to all processes at once.
+fn signals_to_both_let_replies_end() {
+    for name in ["INT", "TERM"] {
+        let mut server = start();
+        let mut stream = server.begin(CHAT, &endless(lasting(400)));
+        stream.read(3);
+        let follower = follower(&server);
+        signal(name, follower);
+        server.signal(name);
+        stream.rest_of().expect("it is read").good();
+        let status = server.ended_within(SOON).expect("it ends when its replies have");
+        assert_eq!(status.code(), Some(0), "{}", server.notes().text());
+        gone_within(follower, SOON);
+    }
 }
 
 /// While it works, and while it has nothing to do.
