@@ -6,19 +6,28 @@
 //! **Every wait ends.** A collective takes at most the communicator's `wait`. A peer that is gone, too slow or
 //! garbled, and [`Communicator::stop`] from any thread, are faults; after one the communicator has ended: every
 //! later collective fails at once, and the peer finds its end of the link closed.
+//!
+//! **Two kinds.** A communicator as it is made is for the host device, over memory or a socket. From such an end both
+//! ranks can make one for CUDA ([`Communicator::on_cuda`]), whose collectives NCCL queues or captures. There nothing
+//! compares what meets what: ranks that queue different collectives wait for each other until one is stopped.
 
 use std::fmt;
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, MappedMutexGuard, Mutex};
 
+mod group;
 mod link;
+mod setup;
 mod wire;
 
 use crate::arena;
+use crate::cuda::{self, NcclLibrary};
+use crate::device::Device;
 use crate::error::{Error, Result};
+use group::Group;
 use link::Link;
 use wire::{Meeting, Operation};
 
@@ -37,14 +46,21 @@ struct End {
     rank: usize,
     epoch: u64,
     wait: Duration,
-    link: Link,
-    /// The number of the next collective; whoever has it locked is in one.
-    turn: Mutex<u64>,
+    means: Means,
     /// Why there are no more collectives.
     ended: OnceLock<String>,
     /// How many emissions and graphs hold this end, and the news that one let go.
     held: Mutex<usize>,
     let_go: Condvar,
+}
+
+/// What carries the bytes.
+enum Means {
+    /// This process, when the host device runs a collective. `turn` is the number of the next collective; whoever has
+    /// it locked is in one.
+    Host { link: Link, turn: Mutex<u64> },
+    /// NCCL, on streams of a CUDA device.
+    Nccl(Group),
 }
 
 /// What a collective does.
@@ -90,16 +106,47 @@ impl Communicator {
     }
 
     fn new(link: Link, rank: usize, wait: Duration, next: u64) -> Communicator {
+        Communicator::with(rank, wait, Means::Host { link, turn: Mutex::new(next) })
+    }
+
+    fn with(rank: usize, wait: Duration, means: Means) -> Communicator {
         Communicator(Arc::new(End {
             rank,
             epoch: arena::next_epoch(),
             wait,
-            link,
-            turn: Mutex::new(next),
+            means,
             ended: OnceLock::new(),
             held: Mutex::new(0),
             let_go: Condvar::new(),
         }))
+    }
+
+    /// Makes a communicator for `device`, a CUDA device, which this rank alone has, with the peer, who makes one too at
+    /// the same time. Its collectives are NCCL's. They are for one stream: the first that is given some.
+    ///
+    /// Every step takes at most this end's `wait`; the last is a test of all collectives, so that what a first use
+    /// costs is paid before any capture. This end becomes the new one's side: [`Communicator::stop`] and the death of
+    /// a rank reach the peer over it, and nothing else may use it.
+    ///
+    /// # Errors
+    /// `device` is a host device; the environment lacks something ([`nccl_environment`](crate::nccl_environment)); NCCL
+    /// is missing, or the ranks have different ones; it could not start, or its test failed; or one of these on the
+    /// other rank. This end has ended then.
+    pub fn on_cuda(self, device: &Device) -> Result<Communicator> {
+        setup::join(self, device)
+    }
+
+    /// The NCCL library whose collectives these are, if they are for a CUDA device.
+    pub fn nccl(&self) -> Option<&NcclLibrary> {
+        match &self.0.means {
+            Means::Host { .. } => None,
+            Means::Nccl(group) => Some(group.library()),
+        }
+    }
+
+    /// Why there are no more collectives, once there are none.
+    pub fn ended(&self) -> Option<&str> {
+        self.0.ended.get().map(String::as_str)
     }
 
     /// This end's rank.
@@ -119,28 +166,58 @@ impl Communicator {
 
     /// The stop word: a collective that waits ends with a fault at once, and so does every later one, here and,
     /// as the link closes, at the peer. The first reason stays.
+    ///
+    /// On a CUDA device what is queued later is refused, and so are replays. What runs in a kernel already and waits
+    /// for its peer is ended by [`Communicator::close`] alone.
     pub fn stop(&self, why: &str) {
         self.end(format!("it was stopped: {why}"));
     }
 
     /// Ends the communicator once no emission and no graph holds it any more.
     ///
+    /// One on a CUDA device also ends NCCL's: in order if the peer closes its end too, within half of what is left of
+    /// the deadline, else by abort. After a [`Communicator::stop`] or the death of the peer: drop every exec and
+    /// emission with its collectives, then call this. It aborts at once, which is what ends kernels that wait for the
+    /// peer, and returns when the last graph is gone; the device is fit for use then. NCCL's calls are made on a helper
+    /// thread, so this returns at the deadline at the latest. Without this call NCCL's communicator leaks: no
+    /// destructor ends it.
+    ///
     /// # Errors
-    /// Some still do at the deadline; nothing has ended, and another handle can close it later.
+    /// Some still hold it at the deadline; unless it was stopped, nothing has ended, and another handle can close it
+    /// later. Or NCCL has not ended it by then: another handle can go on to wait, and if that fails too, only the end
+    /// of the process ends it.
     pub fn close(self, deadline: Duration) -> Result<()> {
+        if let Means::Nccl(group) = &self.0.means {
+            return group.close(&self, deadline);
+        }
         let started = Instant::now();
-        let mut held = self.0.held.lock();
-        while *held > 0 {
+        while self.held() > 0 {
             let left = deadline.saturating_sub(started.elapsed());
             if left.is_zero() {
                 let doing = format!("close the communicator of rank {} within {deadline:?}", self.rank());
-                let why = format!("{held} graphs or emissions still hold its collectives; drop them first");
-                return Err(Error::Communicator { doing, why });
+                return Err(Error::Communicator { doing, why: self.still_held() });
             }
-            self.0.let_go.wait_for(&mut held, left);
+            self.wait_for_let_go(left);
         }
         self.end("it was closed".into());
         Ok(())
+    }
+
+    /// How many emissions and graphs hold it.
+    fn held(&self) -> usize {
+        *self.0.held.lock()
+    }
+
+    fn still_held(&self) -> String {
+        format!("{} graphs or emissions still hold its collectives; drop them first", self.held())
+    }
+
+    /// Waits until one of them lets go, or `wait` is over.
+    fn wait_for_let_go(&self, wait: Duration) {
+        let mut held = self.0.held.lock();
+        if *held > 0 {
+            self.0.let_go.wait_for(&mut held, wait);
+        }
     }
 
     /// The other rank.
@@ -152,12 +229,71 @@ impl Communicator {
     pub(crate) fn end(&self, why: String) {
         // The reason comes first: whoever then finds the link closed looks for it.
         let _ = self.0.ended.set(why);
-        self.0.link.shut();
+        match &self.0.means {
+            Means::Host { link, .. } => link.shut(),
+            Means::Nccl(group) => group.side.end(self.0.ended.get().cloned().unwrap_or_default()),
+        }
+    }
+
+    /// Refuses collectives on a host device if they are NCCL's.
+    pub(crate) fn admit_host(&self) -> Result<()> {
+        match &self.0.means {
+            Means::Host { .. } => Ok(()),
+            Means::Nccl(_) => {
+                Err(self.refused("it is for a CUDA device; use a stream of that, or a host end".into()))
+            }
+        }
+    }
+
+    /// Refuses collectives on a CUDA stream if they are not NCCL's, have ended, or are for another stream.
+    pub(crate) fn admit(&self, queue: &Arc<cuda::Queue>) -> Result<()> {
+        let Means::Nccl(group) = &self.0.means else {
+            return Err(self.refused("it is for a host device; make one for this device (`on_cuda`)".into()));
+        };
+        match self.ended() {
+            Some(why) => Err(self.refused(format!("it had ended: {why}"))),
+            None => group.admit(queue).map_err(|why| self.refused(why)),
+        }
+    }
+
+    fn refused(&self, why: String) -> Error {
+        Error::Communicator {
+            doing: format!("run collectives of the communicator of rank {}", self.rank()),
+            why,
+        }
+    }
+
+    /// The communicator of NCCL, for one call.
+    pub(crate) fn handle(&self) -> Result<MappedMutexGuard<'_, cuda::Handle>, String> {
+        let ended = || format!("the communicator had ended: {}", self.ended().unwrap_or("it was closed"));
+        match &self.0.means {
+            Means::Nccl(group) if self.ended().is_none() => group.handle().ok_or_else(ended),
+            Means::Nccl(_) => Err(ended()),
+            Means::Host { .. } => Err("the communicator is for a host device".into()),
+        }
+    }
+
+    /// Finds out whether the peer has closed its end; of a host end.
+    fn look(&self) -> Result<(), String> {
+        let Means::Host { link, .. } = &self.0.means else { return Ok(()) };
+        link.look().map_err(|why| match self.ended() {
+            // This end may have been stopped, by whoever has another handle.
+            Some(why) => why.into(),
+            None => {
+                let peer = self.peer();
+                format!("rank {peer} is gone ({why}); see why it ended, then start both ranks again")
+            }
+        })
     }
 
     /// Exchanges parts: `own` goes to the peer, the peer's comes into `other`.
     pub(crate) fn gather(&self, own: &[u8], other: &mut [u8]) -> Result<(), String> {
         self.meet(Operation::Gather, own, other)
+    }
+
+    /// As [`Communicator::gather`], with a wait of its own.
+    fn gather_within(&self, own: &[u8], other: &mut [u8], wait: Duration) -> Result<(), String> {
+        self.meet_within(Operation::Gather, own, other, wait)
     }
 
     /// Sends `bytes` to the peer.
@@ -180,13 +316,26 @@ impl Communicator {
     }
 
     fn meet(&self, operation: Operation, out: &[u8], into: &mut [u8]) -> Result<(), String> {
-        let End { link, ended, wait, .. } = &*self.0;
-        let mut turn = self.0.turn.lock();
+        self.meet_within(operation, out, into, self.0.wait)
+    }
+
+    fn meet_within(
+        &self,
+        operation: Operation,
+        out: &[u8],
+        into: &mut [u8],
+        wait: Duration,
+    ) -> Result<(), String> {
+        let End { means, ended, .. } = &*self.0;
+        let Means::Host { link, turn } = means else {
+            return Err("the communicator is for a CUDA device".into());
+        };
+        let mut turn = turn.lock();
         if let Some(why) = ended.get() {
             return Err(format!("the communicator had ended: {why}"));
         }
         let meeting = Meeting { link, ended, rank: self.rank(), sequence: *turn, operation };
-        meeting.run(out, into, *wait).inspect_err(|why| self.end(why.clone()))?;
+        meeting.run(out, into, wait).inspect_err(|why| self.end(why.clone()))?;
         *turn += 1;
         Ok(())
     }

@@ -249,6 +249,11 @@ impl Emission {
         self.communicators[index].communicator()
     }
 
+    /// A hold of its own on each communicator, for whatever outlives the emission.
+    pub(crate) fn holds(&self) -> &[Held] {
+        &self.communicators
+    }
+
     /// Ends the communicators of work that will not run: the peer must not wait for it.
     pub(crate) fn give_up(&self, why: &Error) {
         self.communicators().for_each(|communicator| communicator.end(format!("this rank gave up: {why}")));

@@ -34,7 +34,7 @@ pub use address::Ptr;
 pub use arena::{Arena, Pinned, Slab};
 pub use bank::{Bank, BankCounts, How};
 pub use communicator::{Collective, Communicator};
-pub use cuda::CudaOptions;
+pub use cuda::{CudaOptions, NcclLibrary, nccl_environment, nccl_library};
 pub use device::Device;
 pub use digest::{Digest, Digester};
 pub use emission::{Emission, Entry};

@@ -43,10 +43,13 @@ impl Stream {
     ///
     /// # Errors
     /// Work failed earlier; or `keeps` are arenas of another device. On a CUDA device also: a kernel has no
-    /// twin, or its twin cannot be loaded (in a capture: is not loaded yet); or there are collectives.
+    /// twin, or its twin cannot be loaded (in a capture: is not loaded yet). Collectives are refused if their
+    /// communicator is for another kind of device, another device or another stream, or has ended on a CUDA device.
     pub fn run(&self, emission: Emission, keeps: &[Arena]) -> Result<()> {
         self.device.state().healthy().inspect_err(|error| emission.give_up(error))?;
         self.device.refuse_foreign("running work", keeps)?;
+        self.admit(&emission)
+            .inspect_err(|error| self.device.state().break_capture(self.id(), || error.to_string()))?;
         match &self.queue {
             Queue::Host(host, queue) => {
                 if !host.state.record(self.id(), &emission, keeps) {
@@ -61,11 +64,13 @@ impl Stream {
     /// Queues a replay of `exec`.
     ///
     /// # Errors
-    /// This stream is being captured; work failed earlier; or `exec` is of another device.
+    /// This stream is being captured; work failed earlier; `exec` is of another device; or its collectives are refused
+    /// as by [`Stream::run`].
     pub fn replay(&self, exec: &Exec) -> Result<()> {
         self.device.state().healthy().inspect_err(|error| exec.emission().give_up(error))?;
         self.device.refuse_other("a replay", exec.device())?;
         self.refuse_in_own_capture("a replay")?;
+        self.admit(exec.emission())?;
         match (&self.queue, exec.form()) {
             (Queue::Cuda(queue), Form::Graph(graph)) => queue.replay(exec, graph),
             (Queue::Host(host, queue), Form::List) => {
@@ -171,6 +176,14 @@ impl Stream {
             },
             Queue::Cuda(queue) => queue.capture(label, emission).map(|graph| Form::Graph(Arc::new(graph))),
         }
+    }
+
+    /// Refuses collectives that are not for this stream.
+    fn admit(&self, emission: &Emission) -> Result<()> {
+        emission.communicators().try_for_each(|communicator| match &self.queue {
+            Queue::Host(..) => communicator.admit_host(),
+            Queue::Cuda(queue) => communicator.admit(queue),
+        })
     }
 
     fn refuse_in_own_capture(&self, call: &'static str) -> Result<()> {

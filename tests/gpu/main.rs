@@ -9,6 +9,7 @@ mod memory;
 mod model;
 #[path = "../ops/mod.rs"]
 mod ops;
+mod ranks;
 mod rig;
 #[path = "../sample/mod.rs"]
 mod sample;
@@ -29,6 +30,7 @@ use tests::listed::{On, Test};
 #[derive(Clone, Copy)]
 enum Needs {
     Device,
+    TwoDevices,
     Compiler,
     NoDriver,
     NoCompiler,
@@ -37,7 +39,7 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 12] = [
+const GROUPS: [Group; 13] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
@@ -46,6 +48,7 @@ const GROUPS: [Group; 12] = [
     ("tools", Needs::Device, tools::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("luck", Needs::Device, luck::TESTS),
+    ("ranks", Needs::TwoDevices, ranks::TESTS),
     ("code", Needs::Compiler, code::TESTS),
     ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),
     ("missing", Needs::NoDriver, luck::WITHOUT_DRIVER),
@@ -53,7 +56,7 @@ const GROUPS: [Group; 12] = [
 ];
 
 fn main() -> ExitCode {
-    if let Some(outcome) = faults::child() {
+    if let Some(outcome) = faults::child().or_else(ranks::child) {
         return outcome;
     }
     let mut args = Arguments::from_args();
@@ -111,6 +114,7 @@ impl Needs {
                 Ok(_) => compiler::version().err().map(brief),
                 Err(error) => Some(brief(error)),
             },
+            Needs::TwoDevices => Needs::Device.lacks().or_else(ranks::lacks),
             Needs::Compiler => compiler::version().err().map(brief),
             Needs::NoDriver => match Device::cuda_count() {
                 Err(Error::Missing { .. }) => None,

@@ -1,6 +1,6 @@
 //! The driver's handles, each with one owner: context, stream, event, module, graph. The only file that
-//! calls the driver, so the only one of this folder, beside `code.rs`, `pinned.rs` and `mapped.rs`, with unsafe
-//! code.
+//! calls the driver, so the only one of this folder, beside `code.rs`, `pinned.rs`, `mapped.rs` and `nccl.rs`,
+//! with unsafe code.
 //!
 //! What every call is owed, and how it is paid:
 //!
@@ -353,6 +353,11 @@ impl StreamHandle {
     /// the device has a fault by then.
     pub(super) fn none(context: &Arc<Context>) -> StreamHandle {
         StreamHandle { raw: null_mut(), context: context.clone() }
+    }
+
+    /// The driver's own handle, for NCCL.
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
     }
 
     /// Waits for everything on the stream.

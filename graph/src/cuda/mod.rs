@@ -11,12 +11,14 @@
 //! * memory whose owner is gone is freed at the next allocation or synchronisation, never in a capture.
 //!
 //! Files: `driver` owns the handles, `queue` is a stream with what its pending work holds, `modules`
-//! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory, `mapped` files.
+//! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory, `mapped` files, `nccl` the library
+//! of collectives.
 
 pub mod code;
 mod driver;
 mod mapped;
 mod modules;
+mod nccl;
 mod pinned;
 mod queue;
 
@@ -35,6 +37,8 @@ use modules::Modules;
 
 pub(crate) use driver::Graph;
 pub(crate) use mapped::MappedFile;
+pub(crate) use nccl::{Handle, ID_BYTES, Nccl};
+pub use nccl::{NcclLibrary, nccl_environment, nccl_library};
 pub(crate) use pinned::PinnedMemory;
 pub(crate) use queue::{Marker, Queue};
 

@@ -9,8 +9,9 @@ use super::Cuda;
 use super::driver::{EventHandle, Failure, Function, Graph, NODE_BYTES, Outcome, StreamHandle, Submission};
 use super::modules::twin;
 use crate::arena::Arena;
+use crate::communicator;
 use crate::emission::{Emission, Entry};
-use crate::error::{Error, Result};
+use crate::error::{Error, Fault, FaultKind, Result};
 use crate::exec::Exec;
 use crate::kernel::Definition;
 use crate::state::StreamId;
@@ -40,8 +41,29 @@ const MARKED_TOGETHER: usize = 16;
 /// What pending work points into.
 #[expect(dead_code, reason = "they are held, not looked at")]
 enum Keeps {
-    Arenas(Vec<Arena>),
+    Run(Vec<Arena>, Vec<communicator::Held>),
     Exec(Exec),
+}
+
+/// Why an entry was not queued.
+enum Refusal {
+    Driver(Failure),
+    Collective(String),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Driver(failure)
+    }
+}
+
+impl Refusal {
+    fn fault(self, work: String) -> Fault {
+        match self {
+            Refusal::Driver(failure) => failure.fault(work),
+            Refusal::Collective(why) => Fault { work, kind: FaultKind::Peer(why) },
+        }
+    }
 }
 
 impl Queue {
@@ -61,10 +83,14 @@ impl Queue {
         let mut held = self.held.lock();
         let fails = state.launch_fails_at(emission.len());
         let planted = |index| if fails == Some(index) { Err(Failure::planted()) } else { Ok(()) };
-        self.submit(emission, &functions, planted).map_err(|(index, failure)| {
-            self.cuda.fail(failure, format!("queueing {}", describe(emission, index)))
+        self.submit(emission, &functions, planted).map_err(|(index, refusal)| {
+            let fault = refusal.fault(format!("queueing {}", describe(emission, index)));
+            let error = self.cuda.state.fail(fault);
+            // The peer must not wait for the part of this work that is not queued.
+            emission.give_up(&error);
+            error
         })?;
-        self.hold(&mut held, keeps.to_vec())
+        self.hold(&mut held, keeps.to_vec(), emission.holds().to_vec())
     }
 
     /// Queues a replay.
@@ -74,7 +100,11 @@ impl Queue {
             None => self.stream.launch_graph(graph),
             Some(_) => Err(Failure::planted()),
         };
-        launched.map_err(|failure| self.cuda.fail(failure, format!("replaying `{}`", exec.label())))?;
+        launched.map_err(|failure| {
+            let error = self.cuda.fail(failure, format!("replaying `{}`", exec.label()));
+            exec.emission().give_up(&error);
+            error
+        })?;
         self.retire(&mut held, Keeps::Exec(exec.clone()))
     }
 
@@ -91,17 +121,28 @@ impl Queue {
         // The driver refuses to wait for a stream that it captures, and gives the capture up.
         let planted = |index| if fails == Some(index) { self.stream.synchronize() } else { Ok(()) };
         let captured = self.stream.capture(|| {
-            self.submit(emission, &functions, planted).map_err(|(index, failure)| {
-                stopped = Some(index);
+            self.submit(emission, &functions, planted).map_err(|(index, refusal)| {
+                let (failure, why) = match refusal {
+                    Refusal::Driver(failure) => (failure, None),
+                    // The capture ends as for any failure; the words are NCCL's.
+                    Refusal::Collective(why) => (Failure::planted(), Some(why)),
+                };
+                stopped = Some((index, why));
                 failure
             })
         });
-        captured.map_err(|failure| match failure.out_of_memory() {
-            true => self.cuda.out_of_memory(label, emission.len() * NODE_BYTES),
-            false => {
-                let at = stopped.map_or("the graph".into(), |index| describe(emission, index));
-                let (name, says) = failure.words();
-                failed(format!("{at}: {name} ({says})"))
+        captured.map_err(|failure| {
+            let (index, why) = stopped.unzip();
+            let at = index.map_or("the graph".into(), |index| describe(emission, index));
+            match why.flatten() {
+                Some(why) => failed(format!("{at}: {why}")),
+                None if failure.out_of_memory() => {
+                    self.cuda.out_of_memory(label, emission.len() * NODE_BYTES)
+                }
+                None => {
+                    let (name, says) = failure.words();
+                    failed(format!("{at}: {name} ({says})"))
+                }
             }
         })
     }
@@ -131,7 +172,6 @@ impl Queue {
 
     /// The function of each launch. What is not loaded yet is loaded, unless that would be in a capture.
     fn functions(&self, id: StreamId, emission: &Emission) -> Result<Vec<Function>> {
-        refuse_collectives(emission)?;
         let modules = &self.cuda.modules;
         if let Some(functions) = modules.find(emission) {
             return Ok(functions);
@@ -149,11 +189,11 @@ impl Queue {
         emission: &Emission,
         functions: &[Function],
         planted: impl Fn(usize) -> Outcome,
-    ) -> Result<(), (usize, Failure)> {
-        self.cuda.context().bind().map_err(|failure| (0, failure))?;
+    ) -> Result<(), (usize, Refusal)> {
+        self.cuda.context().bind().map_err(|failure| (0, failure.into()))?;
         let mut functions = functions.iter();
         for (index, entry) in emission.entries().iter().enumerate() {
-            planted(index).map_err(|failure| (index, failure))?;
+            planted(index).map_err(|failure| (index, failure.into()))?;
             let submission = match *entry {
                 Entry::Launch { kernel, grid, block } => {
                     let function = *functions.next().expect("one function was found for each launch");
@@ -163,21 +203,36 @@ impl Queue {
                     Submission::Copy { to: to.address(), from: from.address(), bytes }
                 }
                 Entry::Fill { to, bytes, value } => Submission::Fill { to: to.address(), bytes, value },
-                Entry::Collective { .. } => unreachable!("no function was found for an emission with one"),
+                Entry::Collective { communicator, what, at, bytes } => {
+                    let refused = |why| (index, Refusal::Collective(why));
+                    let handle = emission.communicator(communicator).handle().map_err(refused)?;
+                    // SAFETY: as below; and the communicator is of this stream's device (`Stream::admit`).
+                    let queued = unsafe { handle.queue(what, at.address(), bytes, &self.stream) };
+                    queued.map_err(refused)?;
+                    continue;
+                }
             };
             // SAFETY: the emission's arenas are held until its work has run (`hold`, `Exec`), and released
             // memory is freed only after the device is idle. That its addresses lie in them, and that
             // pinned memory is fenced, is the emission's contract, which the host device checks. The
             // function takes a block of the kernel's size (`Modules` compared them).
-            unsafe { self.stream.submit(&submission) }.map_err(|failure| (index, failure))?;
+            unsafe { self.stream.submit(&submission) }.map_err(|failure| (index, failure.into()))?;
         }
         Ok(())
     }
 
-    fn hold(&self, held: &mut Held, keeps: Vec<Arena>) -> Result<()> {
-        match keeps.is_empty() {
+    fn hold(&self, held: &mut Held, arenas: Vec<Arena>, ends: Vec<communicator::Held>) -> Result<()> {
+        match arenas.is_empty() && ends.is_empty() {
             true => Ok(()),
-            false => self.retire(held, Keeps::Arenas(keeps)),
+            false => self.retire(held, Keeps::Run(arenas, ends)),
+        }
+    }
+
+    /// Lets go of what has run by now, unless work is being queued: for whoever waits for what is held.
+    pub(crate) fn let_go(&self) {
+        if let Some(mut held) = self.held.try_lock() {
+            self.mark(&mut held);
+            self.reap(&mut held);
         }
     }
 
@@ -268,17 +323,6 @@ fn launched(emission: &Emission) -> Result<Vec<&'static Definition>> {
         _ => None,
     });
     launches.collect()
-}
-
-/// Refuses collectives, eager and recorded.
-fn refuse_collectives(emission: &Emission) -> Result<()> {
-    match emission.communicators().next() {
-        None => Ok(()),
-        Some(communicator) => Err(Error::Communicator {
-            doing: format!("run collectives of rank {} on a CUDA device", communicator.rank()),
-            why: "this build has no collectives on CUDA devices; use a host device, or one rank".into(),
-        }),
-    }
 }
 
 /// An entry, for people.

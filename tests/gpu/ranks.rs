@@ -1,0 +1,487 @@
+//! Collectives of two ranks over NCCL. A rank is a process with a device of its own: this program, started again.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use graph::host::HostOptions;
+use graph::{Arena, Communicator, CudaOptions, Device, Emission, Error, Exec, Recording, Stream};
+
+use crate::rig::{Add, AddArgs};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("collectives_move_the_right_bytes_at_every_size", || ranks("bytes")),
+    ("captured_and_replayed_is_eager_byte_for_byte", || ranks("replays")),
+    ("only_the_first_stream_has_collectives", || ranks("streams")),
+    ("another_library_on_the_other_rank_is_refused", || ranks("libraries")),
+    ("close_says_how_many_hold_it_and_both_ranks_end_in_order", || ranks("close")),
+    ("a_stop_reaches_both_ranks", || ranks("stop")),
+    ("what_waits_for_a_killed_peer_ends_and_the_device_is_well", || ranks("killed")),
+];
+
+/// Says to a process of this program which rank it is and in which test: `CASE RANK PORT`. Rank 0 tells the port.
+const RANK: &str = "GPU_SUITE_RANK";
+/// What NCCL must find (`graph::nccl_environment` is asked in each rank whether that is all).
+const ENVIRONMENT: [(&str, &str); 2] = [("NCCL_GRAPH_MIXING_SUPPORT", "0"), ("NCCL_NVLS_ENABLE", "0")];
+/// What one test may take.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What one step of two live ranks may take.
+const WAIT: Duration = Duration::from_secs(40);
+/// What ending may take.
+const END: Duration = Duration::from_secs(10);
+
+/// What these tests lack on this machine.
+pub(crate) fn lacks() -> Option<String> {
+    match Device::cuda_count() {
+        Ok(count) if count < 2 => Some(format!("two ranks need 2 CUDA devices and there are {count}")),
+        Ok(_) => graph::nccl_library().err().map(|_| "NCCL is not usable".into()),
+        Err(_) => Some("the CUDA driver is not usable".into()),
+    }
+}
+
+/// Does a rank's part of a test if this process was started for that.
+pub(crate) fn child() -> Option<ExitCode> {
+    let told = env::var(RANK).ok()?;
+    let [case, rank, port] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{RANK}={told}") };
+    let rank: usize = rank.parse().expect("a rank");
+    let stream = match rank {
+        0 => {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            say(&listener.local_addr().unwrap().port().to_string());
+            listener.accept().unwrap().0
+        }
+        _ => TcpStream::connect(("127.0.0.1", port.parse().expect("a port"))).unwrap(),
+    };
+    let side = Communicator::over(stream, rank, WAIT).unwrap();
+    match case {
+        "bytes" => bytes(Rank::new(side)),
+        "replays" => replays(Rank::new(side)),
+        "streams" => streams(side),
+        "libraries" => libraries(side),
+        "close" => close(Rank::new(side)),
+        "stop" => stop(Rank::new(side)),
+        "killed" => killed(Rank::new(side)),
+        other => panic!("no test is called {other}"),
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+/// Tells the test program something.
+fn say(line: &str) {
+    println!("{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// A process that is ended with its owner.
+struct Process(Child, BufReader<ChildStdout>);
+
+impl Process {
+    fn start(case: &str, rank: usize, port: &str) -> Process {
+        let mut command = Command::new(env::current_exe().expect("this program has a path"));
+        command.env(RANK, format!("{case} {rank} {port}")).envs(ENVIRONMENT).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().expect("it is piped"));
+        Process(child, out)
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.1.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs both ranks of a test; whatever one of them finds wrong is on its standard error.
+fn ranks(case: &str) {
+    let started = Instant::now();
+    let mut first = Process::start(case, 0, "-");
+    let port = first.line();
+    let mut second = Process::start(case, 1, &port);
+    let mortal = case == "killed";
+    if mortal {
+        assert_eq!(second.line(), "kill me");
+        second.0.kill().unwrap();
+    }
+    let mut left = vec![("rank 0", &mut first.0)];
+    if !mortal {
+        left.push(("rank 1", &mut second.0));
+    }
+    while !left.is_empty() {
+        left.retain_mut(|(name, child)| match child.try_wait().unwrap() {
+            None => true,
+            Some(status) => {
+                assert!(status.success(), "{name} of `{case}`: {status}; see above");
+                false
+            }
+        });
+        let names: Vec<_> = left.iter().map(|(name, _)| *name).collect();
+        assert!(started.elapsed() < LIMIT, "{names:?} of `{case}` did not end within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One rank on its device, with data in which byte `i` is `i * 13 + rank`.
+struct Rank {
+    device: Device,
+    stream: Stream,
+    end: Communicator,
+    data: Arena,
+}
+
+const DATA: usize = 4 << 20;
+
+fn device(rank: usize) -> Device {
+    let device = Device::cuda_with(CudaOptions { ordinal: rank, poison: true }).unwrap();
+    device.prepare(&crate::rig::KERNELS).unwrap();
+    device
+}
+
+impl Rank {
+    fn new(side: Communicator) -> Rank {
+        assert_eq!(graph::nccl_environment(), [], "the test program sets all that is needed");
+        let (device, host_epoch, begun) = (device(side.rank()), side.epoch(), Instant::now());
+        let end = side.on_cuda(&device).unwrap();
+        assert_ne!(end.epoch(), host_epoch);
+        eprintln!("rank {}: {} after {:.1?}", end.rank(), end.nccl().unwrap(), begun.elapsed());
+        let data = device.arena("data", DATA).unwrap();
+        let rank = Rank { stream: device.stream(), device, end, data };
+        rank.refresh();
+        rank
+    }
+
+    fn fresh(rank: usize) -> Vec<u8> {
+        (0..DATA).map(|i| (i * 13 + rank) as u8).collect()
+    }
+
+    fn refresh(&self) {
+        self.data.write(self.data.base(), &Rank::fresh(self.end.rank())).unwrap();
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.data.read(self.data.base(), DATA).unwrap()
+    }
+
+    fn queue(&self, emission: Emission) {
+        self.stream.run(emission, std::slice::from_ref(&self.data)).unwrap();
+    }
+
+    fn run(&self, emission: Emission) {
+        self.queue(emission);
+        self.stream.synchronize().unwrap();
+    }
+
+    fn capture(&self, emission: Emission) -> Exec {
+        let recording = Recording::begin(&self.stream, "round").unwrap();
+        self.queue(emission);
+        recording.finish(vec![]).unwrap()
+    }
+
+    fn gather(&self, at: usize, bytes: usize) -> Emission {
+        let mut emission = Emission::new();
+        emission.gather(&self.end, self.data.base().byte_add(at), bytes).unwrap();
+        emission
+    }
+
+    /// `from` sends what lies at `at`, and the other rank receives it at `to`.
+    fn pass(&self, from: usize, at: usize, to: usize, bytes: usize) -> Emission {
+        let (mut emission, data) = (Emission::new(), self.data.base());
+        match self.end.rank() == from {
+            true => emission.send(&self.end, data.byte_add(at), bytes).unwrap(),
+            false => emission.receive(&self.end, data.byte_add(to), bytes).unwrap(),
+        }
+        emission
+    }
+
+    /// Adds to `words` words at `at` what differs from rank to rank.
+    fn change(&self, emission: &mut Emission, at: usize, words: usize, value: u32) {
+        let to = self.data.base().byte_add(at).cast();
+        let value = value.wrapping_mul(2_654_435_761).wrapping_add(self.end.rank() as u32);
+        emission.launch::<Add>(&AddArgs { to, from: to, count: words as u32, value }).unwrap();
+    }
+
+    /// Ends in order, with the peer.
+    fn close(self) {
+        let Rank { stream, end, data, .. } = self;
+        drop((stream, data));
+        let begun = Instant::now();
+        end.clone().close(END).unwrap();
+        assert_eq!(end.ended(), Some("it was closed"));
+        eprintln!("rank {} closed after {:.1?}", end.rank(), begun.elapsed());
+    }
+}
+
+fn bytes(rank: Rank) {
+    const SIZES: [usize; 14] = [1, 2, 3, 4, 5, 7, 33, 255, 4096, 10_240, 65_537, 81_920, 999_999, 1 << 20];
+    let own = rank.end.rank();
+    for bytes in SIZES {
+        for at in [0, 4, 11] {
+            rank.refresh();
+            rank.run(rank.gather(at, bytes));
+            let mut expected = Rank::fresh(own);
+            (0..2).for_each(|part| {
+                let range = at + part * bytes..at + (part + 1) * bytes;
+                expected[range.clone()].copy_from_slice(&Rank::fresh(part)[range]);
+            });
+            assert!(rank.bytes() == expected, "rank {own}: gather of {bytes} bytes at {at}");
+        }
+        for (from, at, to) in [(0, 0, 2 << 20), (1, 0, 2 << 20), (0, 11, (2 << 20) + 5), (1, 6, 2 << 20)] {
+            rank.refresh();
+            rank.run(rank.pass(from, at, to, bytes));
+            let mut expected = Rank::fresh(own);
+            if own != from {
+                expected[to..to + bytes].copy_from_slice(&Rank::fresh(from)[at..at + bytes]);
+            }
+            assert!(rank.bytes() == expected, "rank {own}: {bytes} bytes from rank {from} at {at}");
+        }
+    }
+    rank.close();
+}
+
+/// Numbers that both ranks draw alike.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+fn replays(rank: Rank) {
+    // A round like those of a model: own parts change, then they are gathered; 12 collectives.
+    let mut first = Emission::new();
+    for (step, bytes) in [5120, 20_480, 81_920, 4, 327_680, 40].into_iter().enumerate() {
+        let at = step << 18;
+        rank.change(&mut first, at, 2 * bytes / 4, step as u32 + 1);
+        first.append(&rank.gather(at, bytes));
+        rank.change(&mut first, at, 2 * bytes / 4, step as u32 + 7);
+        first.append(&rank.gather(at, bytes));
+    }
+    let mut second = Emission::new();
+    for step in 0..4 {
+        rank.change(&mut second, 0, 4096, step + 40);
+        second.append(&rank.pass(step as usize % 2, 64 * step as usize, 2 << 20, 10_240));
+        second.append(&rank.gather(1 << 19, 1001));
+    }
+    let execs = [rank.capture(first.clone()), rank.capture(second.clone())];
+    for (exec, emission) in execs.iter().zip([&first, &second]) {
+        // With the mixing of graphs left on, there are nodes of events beside those of kernels.
+        assert_eq!(exec.nodes(), emission.len(), "kernels alone:\n{exec}");
+        eprintln!("rank {}: {} nodes, {:?}", rank.end.rank(), exec.nodes(), exec.times());
+    }
+    let play = |captured: bool, seed: u64| {
+        rank.refresh();
+        let mut draws = Draws(seed);
+        for _ in 0..60 {
+            match draws.below(5) {
+                choice @ (0 | 1) if captured => rank.stream.replay(&execs[choice]).unwrap(),
+                0 => rank.queue(first.clone()),
+                1 => rank.queue(second.clone()),
+                2 => {
+                    rank.queue(rank.pass(draws.below(2), draws.below(1000), 3 << 20, 1 + draws.below(50_000)))
+                }
+                3 => rank.queue(rank.gather(draws.below(5000), 1 + draws.below(300_000))),
+                _ => {
+                    let mut emission = Emission::new();
+                    rank.change(&mut emission, 4 * draws.below(1000), 1 + draws.below(9000), 3);
+                    rank.queue(emission);
+                }
+            }
+        }
+        rank.stream.synchronize().unwrap();
+        rank.bytes()
+    };
+    for seed in 0..8 {
+        let (eager, captured) = (play(false, seed), play(true, seed));
+        let differs = eager.iter().zip(&captured).position(|(eager, captured)| eager != captured);
+        assert_eq!(differs, None, "rank {}, seed {seed}: the first byte that differs", rank.end.rank());
+        assert!(eager != Rank::fresh(rank.end.rank()));
+    }
+    drop(execs);
+    drop((first, second));
+    rank.close();
+}
+
+/// The reason for which a communicator was not used.
+fn refusal(result: Result<(), Error>) -> String {
+    match result {
+        Err(Error::Communicator { doing, why }) => {
+            assert!(doing.starts_with("run collectives of the communicator of rank "), "{doing}");
+            why
+        }
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+fn streams(side: Communicator) {
+    let host = side.clone();
+    let rank = Rank::new(side);
+    let keeps = [rank.data.clone()];
+    let other = rank.device.stream();
+    rank.run(rank.gather(0, 64));
+    let exec = rank.capture(rank.gather(0, 64));
+    let another = "this is another stream; use that one";
+    assert!(refusal(other.run(rank.gather(0, 64), &keeps)).contains(another));
+    assert!(refusal(other.replay(&exec)).contains(another));
+    {
+        let recording = Recording::begin(&other, "other").unwrap();
+        assert!(refusal(other.run(rank.gather(0, 64), &keeps)).contains(another));
+        match recording.finish(vec![]).err() {
+            Some(Error::CaptureFailed { why, .. }) => assert!(why.contains(another), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut of_host = Emission::new();
+    of_host.gather(&host, rank.data.base(), 64).unwrap();
+    assert!(refusal(rank.stream.run(of_host, &keeps)).starts_with("it is for a host device"));
+    let stream = Device::host(HostOptions::default()).stream();
+    assert!(refusal(stream.run(rank.gather(0, 64), &[])).starts_with("it is for a CUDA device"));
+    let second = Device::cuda(rank.end.rank()).unwrap();
+    assert!(refusal(second.stream().run(rank.gather(0, 64), &[])).contains("made for another device"));
+    // Nothing of that was queued, and the stream that owns it goes on.
+    rank.stream.replay(&exec).unwrap();
+    rank.stream.synchronize().unwrap();
+    drop(exec);
+    rank.close();
+}
+
+/// Rank 1 says in the first message of the setup that it has another library. It needs no library for that: the
+/// message is 512 bytes, which are gathered: 1, the length of a text in two bytes, the text.
+fn libraries(side: Communicator) {
+    let other = "NCCL 2.0.1 with digest 0000";
+    if side.rank() == 0 {
+        let error = side.clone().on_cuda(&device(0)).map(drop).unwrap_err();
+        let (said, own) = (error.to_string(), graph::nccl_library().unwrap());
+        let parts = [
+            "cannot make an NCCL communicator of rank 0: rank 0 has NCCL ",
+            &own.version,
+            &own.digest.to_string(),
+            &format!("and rank 1 has {other}; install the same library for both"),
+        ];
+        parts.iter().for_each(|part| assert!(said.contains(part), "{said}"));
+        assert!(side.ended().is_some());
+        return;
+    }
+    let device = Device::host(HostOptions::default());
+    let (stream, data) = (device.stream(), device.arena("message", 1024).unwrap());
+    let mut message = vec![1, other.len() as u8, 0];
+    message.extend_from_slice(other.as_bytes());
+    message.resize(512, 0);
+    data.write(data.base().byte_add(512), &message).unwrap();
+    let mut emission = Emission::new();
+    emission.gather(&side, data.base(), 512).unwrap();
+    stream.run(emission, std::slice::from_ref(&data)).unwrap();
+    stream.synchronize().unwrap();
+    let theirs: Vec<u8> = data.read(data.base(), 512).unwrap();
+    assert_eq!(theirs[0], 1);
+    assert!(String::from_utf8_lossy(&theirs[3..]).starts_with("NCCL 2."));
+}
+
+fn close(rank: Rank) {
+    let exec = rank.capture(rank.gather(0, 5120));
+    let kept = rank.gather(0, 8);
+    rank.stream.replay(&exec).unwrap();
+    rank.stream.synchronize().unwrap();
+    let soon = Duration::from_millis(200);
+    let said = rank.end.clone().close(soon).unwrap_err().to_string();
+    assert!(said.contains("2 graphs or emissions still hold its collectives; drop them first"), "{said}");
+    drop(kept);
+    let said = rank.end.clone().close(soon).unwrap_err().to_string();
+    assert!(said.contains("1 graphs or emissions still hold its collectives"), "{said}");
+    // Nothing has ended.
+    assert_eq!(rank.end.ended(), None);
+    rank.stream.replay(&exec).unwrap();
+    // The stream holds the exec for its work, which runs while the close waits.
+    drop(exec);
+    let (end, stream) = (rank.end.clone(), rank.stream.clone());
+    rank.close();
+    end.close(soon).expect("what is closed can be closed");
+    stream.synchronize().unwrap();
+}
+
+fn stop(rank: Rank) {
+    let exec = rank.capture(rank.gather(0, 5120));
+    rank.stream.replay(&exec).unwrap();
+    rank.stream.synchronize().unwrap();
+    if rank.end.rank() == 1 {
+        rank.end.stop("the test says so");
+    }
+    let reason = if rank.end.rank() == 1 { "it was stopped: the test says so" } else { "rank 1 is gone" };
+    ended_within(&rank.end, Duration::from_secs(5));
+    let replayed = refusal(rank.stream.replay(&exec));
+    assert!(replayed.starts_with("it had ended: ") && replayed.contains(reason), "{replayed}");
+    assert!(refusal(rank.stream.run(rank.gather(0, 8), &[])).contains(reason));
+    drop(exec);
+    let begun = Instant::now();
+    rank.end.clone().close(END).unwrap();
+    eprintln!("rank {}: aborted after {:.1?}", rank.end.rank(), begun.elapsed());
+    assert!(rank.end.ended().unwrap().contains(reason), "the first reason stays");
+    well(&rank);
+}
+
+fn ended_within(end: &Communicator, limit: Duration) {
+    let begun = Instant::now();
+    while end.ended().is_none() {
+        assert!(begun.elapsed() < limit, "nothing ended the communicator within {limit:?}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The device still does what it is asked.
+fn well(rank: &Rank) {
+    rank.refresh();
+    let mut emission = Emission::new();
+    let (to, from) = (rank.data.base().byte_add(DATA / 2), rank.data.base());
+    emission.copy(to, from, DATA / 2);
+    rank.change(&mut emission, 0, 1000, 9);
+    rank.run(emission);
+    let fresh = Rank::fresh(rank.end.rank());
+    assert!(rank.bytes()[DATA / 2..] == fresh[..DATA / 2] && rank.bytes()[..4000] != fresh[..4000]);
+    assert_eq!(rank.device.arena("more", 1 << 20).unwrap().bytes(), 1 << 20);
+}
+
+fn killed(rank: Rank) {
+    let mut round = Emission::new();
+    (0..96).for_each(|step| round.append(&rank.gather(step * 11_000, 5120)));
+    let exec = rank.capture(round);
+    for _ in 0..5 {
+        rank.stream.replay(&exec).unwrap();
+    }
+    rank.stream.synchronize().unwrap();
+    if rank.end.rank() == 1 {
+        say("kill me");
+        thread::sleep(LIMIT);
+        panic!("nobody killed this process");
+    }
+    // The peer does not do its part of these: the stream stays in a kernel, and the queued execs are held.
+    let event = rank.device.event();
+    for _ in 0..3 {
+        rank.stream.replay(&exec).unwrap();
+    }
+    rank.queue(rank.gather(0, 40));
+    rank.stream.record(&event).unwrap();
+    ended_within(&rank.end, END);
+    assert!(rank.end.ended().unwrap().contains("rank 1 is gone"), "{:?}", rank.end.ended());
+    assert!(!event.reached(), "nothing but an abort ends a kernel that waits for a peer");
+    let begun = Instant::now();
+    rank.end.stop("the peer is gone");
+    drop(exec);
+    rank.end.clone().close(END).unwrap();
+    let ended = begun.elapsed();
+    eprintln!("rank 0: ended {ended:.1?} after the peer was missed");
+    assert!(ended < END);
+    rank.stream.synchronize().unwrap();
+    assert!(event.reached());
+    well(&rank);
+}
