@@ -3,7 +3,8 @@
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -69,14 +70,17 @@ pub(crate) fn child() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
+/// Begins the lines that are for the test program: NCCL writes to the same place if it is asked to.
+const SAID: &str = "rank says: ";
+
 /// Tells the test program something.
 fn say(line: &str) {
-    println!("{line}");
+    println!("{SAID}{line}");
     std::io::stdout().flush().unwrap();
 }
 
-/// A process that is ended with its owner.
-struct Process(Child, BufReader<ChildStdout>);
+/// A process that is ended with its owner, and what it says.
+struct Process(Child, mpsc::Receiver<String>);
 
 impl Process {
     fn start(case: &str, rank: usize, port: &str) -> Process {
@@ -84,13 +88,21 @@ impl Process {
         command.env(RANK, format!("{case} {rank} {port}")).envs(ENVIRONMENT).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().expect("it is piped"));
-        Process(child, out)
+        let (tell, told) = mpsc::channel();
+        // Ends with the process. Lines that are not for this program are passed on.
+        thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                match line.strip_prefix(SAID) {
+                    Some(said) => drop(tell.send(said.to_owned())),
+                    None => eprintln!("{line}"),
+                }
+            }
+        });
+        Process(child, told)
     }
 
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.1.read_line(&mut line).unwrap();
-        line.trim().to_owned()
+    fn line(&self) -> String {
+        self.1.recv_timeout(LIMIT).expect("the rank says something before it ends")
     }
 }
 

@@ -178,7 +178,8 @@ fn collectives(end: &Communicator, device: &Device) -> Result<()> {
             emission.gather(end, data.base(), bytes)?;
             (part(turn, 0, words).chain(part(turn, 1, words)).collect(), "gather")
         } else {
-            let (sender, whole) = (turn % 2, part(turn, turn % 2, words).collect::<Vec<f32>>());
+            let sender = turn / WORDS.len() % 2;
+            let whole: Vec<f32> = part(turn, sender, words).collect();
             match end.rank() == sender {
                 true => {
                     data.write(from, &whole)?;
