@@ -160,12 +160,11 @@ impl Group {
                 Err(RecvTimeoutError::Timeout) if !left().is_zero() => {}
                 Err(RecvTimeoutError::Timeout) => {
                     *self.state.lock() = State::Ending(ending);
-                    let call = if orderly { "ncclCommDestroy" } else { "ncclCommAbort" };
                     let why = match communicator.held() {
                         0 => "no graph holds it; end the process".into(),
                         _ => communicator.still_held(),
                     };
-                    return Err(refused(format!("{call} has not returned: {why}")));
+                    return Err(refused(format!("NCCL has not ended it: {why}")));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     let how = Err("the thread that ended it is gone".to_owned());
