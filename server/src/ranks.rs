@@ -114,7 +114,7 @@ fn end_with_leader() -> Result<(), Failure> {
     let _context = runtime.enter();
     // A signal that was once taken no longer ends the process.
     for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-        signal(kind).map_err(failed)?;
+        drop(signal(kind).map_err(failed)?);
     }
     Ok(())
 }
