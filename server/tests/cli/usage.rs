@@ -65,7 +65,7 @@ fn lines_without_a_prompt_or_with_two_kinds_are_refused() {
     generate(&[]).refused(&["--prompt", "--ids", "--messages"]);
     generate(&["--ids", "1", "--prompt", "a"]).refused(&["--ids", "--prompt", "cannot be used with"]);
     generate(&["--ids", "1", "--raw"]).refused(&["--raw"]);
-    generate(&["--ids", "1", "--tp", "2"]).refused(&["--tp"]);
+    generate(&["--ids", "1", "--drafts", "2"]).refused(&["--drafts"]);
 }
 
 #[test]
