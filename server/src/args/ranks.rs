@@ -35,7 +35,7 @@ pub(crate) struct RankArgs {
 
     /// With --rank: the address of rank 0, such as 10.0.0.1:7700, where it listens and rank 1 calls. Whoever reaches
     /// it while the ranks start can disturb them: choose one of a private network.
-    #[arg(long, env = "ROUNDHOUSE_LEADER", value_name = "ADDRESS")]
+    #[arg(long, env = "ROUNDHOUSE_LEADER", value_name = "ADDRESS", value_parser = address)]
     leader: Option<String>,
 
     /// With --tp 2: how long a rank waits for the other, at the start and for an answer, before both end.
@@ -45,6 +45,18 @@ pub(crate) struct RankArgs {
     /// What a leader adds for the follower that it starts: it ends with the leader, however that ends.
     #[arg(long, hide = true)]
     owned: bool,
+}
+
+/// A host and a port, as they are written.
+fn address(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':').filter(|(host, port)| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || ".-_:[]%".contains(c);
+        !host.is_empty() && host.chars().all(plain) && port.parse::<u16>().is_ok()
+    });
+    match parts {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("it is no host and port, such as 10.0.0.1:7700".into()),
+    }
 }
 
 /// What this process is.
