@@ -177,10 +177,10 @@ impl Communicator {
     ///
     /// One on a CUDA device also ends NCCL's: in order if the peer closes its end too, within half of what is left of
     /// the deadline, else by abort. After a [`Communicator::stop`] or the death of the peer: drop every exec and
-    /// emission with its collectives, keep the stream, whose last handle waits for its work, then call this. It aborts at once, which is what ends kernels that wait for the
-    /// peer, and returns when the last graph is gone; the device is fit for use then. NCCL's calls are made on a helper
-    /// thread, so this returns at the deadline at the latest. Without this call NCCL's communicator leaks: no
-    /// destructor ends it.
+    /// emission with its collectives, keep the stream, whose last handle waits for its work, then call this. It aborts at
+    /// once, which is what ends kernels that wait for the peer, and returns when the last graph is gone; the device is
+    /// fit for use then. NCCL's calls are made on a helper thread, so this returns at the deadline at the latest.
+    /// Without this call NCCL's communicator leaks: no destructor ends it.
     ///
     /// # Errors
     /// Some still hold it at the deadline; unless it was stopped, nothing has ended, and another handle can close it

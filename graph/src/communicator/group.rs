@@ -70,9 +70,9 @@ impl Group {
         match std::ptr::eq(owner.as_ptr(), Arc::as_ptr(queue)) {
             true => Ok(()),
             false => {
-                Err("all its collectives are for the stream that had the first, and this is another stream; \
-                          use that one"
-                    .into())
+                let why =
+                    "all its collectives are for the stream that had the first, and this is another stream";
+                Err(format!("{why}; use that one"))
             }
         }
     }
