@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::net::TcpStream;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, MappedMutexGuard, Mutex};
@@ -167,8 +167,9 @@ impl Communicator {
     /// The stop word: a collective that waits ends with a fault at once, and so does every later one, here and,
     /// as the link closes, at the peer. The first reason stays.
     ///
-    /// On a CUDA device what is queued later is refused, and so are replays. What runs in a kernel already and waits
-    /// for its peer is ended by [`Communicator::close`] alone.
+    /// On a CUDA device what is queued later is refused, and so are replays; whoever waits for work with collectives is
+    /// told, and what it would have left must not be used. What runs in a kernel already and waits for its peer is ended
+    /// by [`Communicator::close`] alone.
     pub fn stop(&self, why: &str) {
         self.end(format!("it was stopped: {why}"));
     }
@@ -252,7 +253,27 @@ impl Communicator {
         };
         match self.ended() {
             Some(why) => Err(self.refused(format!("it had ended: {why}"))),
-            None => group.admit(queue).map_err(|why| self.refused(why)),
+            None => {
+                group.admit(queue).map_err(|why| self.refused(why))?;
+                queue.parties().add(self);
+                Ok(())
+            }
+        }
+    }
+
+    /// Refuses to wait on for work with its collectives, which was queued at `since` at the latest: they have ended, or
+    /// end now since it takes longer than any may.
+    pub(crate) fn still_runs(&self, since: Instant) -> Result<()> {
+        if since.elapsed() > self.0.wait {
+            let (peer, wait) = (self.peer(), self.0.wait);
+            self.end(format!("work with collectives took longer than {wait:?}; see what rank {peer} does"));
+        }
+        match self.ended() {
+            None => Ok(()),
+            Some(why) => Err(Error::Communicator {
+                doing: format!("wait for work with collectives of rank {}", self.rank()),
+                why: why.into(),
+            }),
         }
     }
 
@@ -271,6 +292,11 @@ impl Communicator {
             Means::Nccl(_) => Err(ended()),
             Means::Host { .. } => Err("the communicator is for a host device".into()),
         }
+    }
+
+    /// Whether NCCL's communicator has been ended: no work waits in its kernels any more.
+    fn is_over(&self) -> bool {
+        matches!(&self.0.means, Means::Nccl(group) if group.is_over())
     }
 
     /// Finds out whether the peer has closed its end; of a host end.
@@ -344,6 +370,27 @@ impl Communicator {
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "communicator of rank {} of {RANKS} epoch {}", self.rank(), self.epoch())
+    }
+}
+
+/// Whose collectives a stream has had.
+#[derive(Clone, Default)]
+pub(crate) struct Parties(Arc<Mutex<Vec<Weak<End>>>>);
+
+impl Parties {
+    fn add(&self, communicator: &Communicator) {
+        let mut ends = self.0.lock();
+        if !ends.iter().any(|end| std::ptr::eq(end.as_ptr(), Arc::as_ptr(&communicator.0))) {
+            ends.retain(|end| end.strong_count() > 0);
+            ends.push(Arc::downgrade(&communicator.0));
+        }
+    }
+
+    /// Those that work may still wait for.
+    pub(crate) fn live(&self) -> Vec<Communicator> {
+        let ends = self.0.lock();
+        let live = ends.iter().filter_map(Weak::upgrade).map(Communicator);
+        live.filter(|communicator| !communicator.is_over()).collect()
     }
 }
 

@@ -7,6 +7,7 @@
 pub mod bytes;
 mod kernels;
 mod moves;
+mod pair;
 mod report;
 mod rig;
 
@@ -15,6 +16,7 @@ use std::path::Path;
 use ::kernels::numerics::ElementType;
 
 pub use kernels::{KernelRow, KernelTable};
+pub use pair::{PairLine, Rounds, run_pair};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
 
 use crate::engine::{Class, EngineOptions, open_opened};
@@ -77,7 +79,7 @@ pub fn run(
     told: &mut dyn FnMut(Line),
 ) -> Result<(), Error> {
     let opened = Opened::without_text(dir, options.place.form(options.element, options.table), options.load)?;
-    let engine_options = engine_options(&opened, options)?;
+    let engine_options = engine_options(&opened, options, options.steps())?;
     let full_layers = opened.full_layers;
     let engine = open_opened(opened, &engine_options, progress)?.engine;
     let mut rig = Rig::new(engine, options, full_layers)?;
@@ -113,8 +115,18 @@ pub fn run(
     Ok(())
 }
 
-/// An engine with room for what is asked: one slab, and pages for its longest contexts.
-fn engine_options(opened: &Opened, options: &BenchOptions) -> Result<EngineOptions, Error> {
+/// The engine of [`run_pair`], on either rank and alone.
+///
+/// # Errors
+/// A setting cannot be honoured, or the model cannot be opened.
+pub fn settings(dir: &Path, options: &BenchOptions) -> Result<EngineOptions, Error> {
+    let opened = Opened::without_text(dir, options.place.form(options.element, options.table), options.load)?;
+    let longest = options.contexts.iter().max().unwrap_or(&0);
+    engine_options(&opened, options, longest + pair::steps(options))
+}
+
+/// An engine with room for what is asked: one slab, and pages for its longest contexts, and for `steps` positions.
+fn engine_options(opened: &Opened, options: &BenchOptions, steps: usize) -> Result<EngineOptions, Error> {
     let wrong = |why: String| Err(Error::Setting(why));
     let most = |list: &[usize]| list.iter().copied().max().unwrap_or(0);
     let (lanes, context) = (most(&options.rows), most(&options.contexts));
@@ -128,7 +140,7 @@ fn engine_options(opened: &Opened, options: &BenchOptions) -> Result<EngineOptio
     if options.contexts.contains(&0) || context == 0 || options.rounds == 0 {
         return wrong("--contexts and --rounds must be at least 1".into());
     }
-    let positions = (context + options.rounds + SPARE).max(options.steps() + 2).max(options.prompt + 2);
+    let positions = (context + options.rounds + SPARE).max(steps + 2).max(options.prompt + 2);
     let longest = opened.checkpoint.config.max_position_embeddings;
     if positions > longest {
         return wrong(format!(
@@ -144,6 +156,7 @@ fn engine_options(opened: &Opened, options: &BenchOptions) -> Result<EngineOptio
         place: options.place,
         element: options.element,
         load: options.load,
+        text: false,
         table: options.table,
         classes: vec![Class { context: positions as u32, lanes: lanes as u16, pages: pages as u32 }],
         page_memory: options.page_memory,

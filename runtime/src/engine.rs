@@ -15,6 +15,7 @@ mod stage;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use graph::{Bank, BankCounts, Digest, Digester, How, Pending, Stream};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
@@ -38,6 +39,9 @@ use crate::request::Submission;
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
 use stage::Stage;
+
+/// What the end of collectives may take.
+const END: Duration = Duration::from_secs(5);
 
 /// The engine. One thread drives it, through [`Engine::turn`] or [`Engine::spawn`].
 pub struct Engine {
@@ -538,10 +542,10 @@ impl Engine {
     /// If there is no other rank, or this one leads.
     pub fn follow(mut self) -> Result<(), Error> {
         let followed = self.follow_orders();
-        match &followed {
-            Ok(()) => {}
-            Err(error) => self.fail(error),
+        if let Err(error) = &followed {
+            self.fail(error);
         }
+        self.close();
         followed
     }
 
@@ -570,6 +574,19 @@ impl Engine {
         // Whoever still waits in a collective, here or there, waits in vain.
         if let (Some(communicator), Some(why)) = (&self.runner.model.communicator, failed) {
             communicator.stop(why);
+        }
+    }
+
+    /// Lets go of the device, and ends collectives that have one for themselves: with the other rank, or, if something
+    /// failed, by ending what waits for it.
+    pub(crate) fn close(self) {
+        let Engine { bank, peer, runner, classes, slabs, .. } = self;
+        // The other rank waits for this one's end, and the end of collectives for that of graphs.
+        drop((bank, peer));
+        let own = runner.model.communicator.clone().filter(|communicator| communicator.nccl().is_some());
+        if own.is_some_and(|communicator| communicator.close(END).is_err()) {
+            // Something runs on that nothing has ended. Memory goes when that ends, or with the process.
+            std::mem::forget((runner, classes, slabs));
         }
     }
 

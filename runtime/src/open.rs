@@ -20,6 +20,8 @@ use crate::weights::{DenseForm, TablePlace, WeightForm, WeightMemory, WeightPlan
 pub enum Progress {
     /// The device that was chosen.
     Device(String),
+    /// What carries the collectives of two ranks.
+    Collectives(String),
     /// What memory will be taken, before any weight is read.
     Plan(MemoryPlan),
     /// Tensors that the checkpoint holds and this model does not read.
@@ -55,6 +57,7 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Progress::Device(device) => write!(f, "device {device}"),
+            Progress::Collectives(means) => write!(f, "collectives over {means}"),
             Progress::Plan(plan) => f.write_str(plan.to_string().trim_end()),
             Progress::Unused { tensors, bytes, what } => {
                 write!(f, "not used: {tensors} tensors of the {what}, {}", Size(*bytes as usize))

@@ -34,6 +34,35 @@ impl Place {
         }
     }
 
+    /// What code for it is compiled for, such as `sm_90a`; or `host`.
+    ///
+    /// # Errors
+    /// The device, or its driver, is missing or too old.
+    pub fn architecture(self) -> Result<String, Error> {
+        Ok(match self {
+            Place::Host => "host".into(),
+            Place::Cuda(ordinal) => match Device::cuda(ordinal)? {
+                Device::Cuda(cuda) => cuda.architecture().to_owned(),
+                Device::Host(_) => unreachable!("a CUDA device was asked for"),
+            },
+        })
+    }
+
+    /// Where the other rank runs that is started on this host: on the next device.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn next(self) -> Result<Place, Error> {
+        let Place::Cuda(ordinal) = self else { return Ok(self) };
+        match Device::cuda_count()? {
+            count if ordinal + 1 < count => Ok(Place::Cuda(ordinal + 1)),
+            count => Err(Error::Setting(format!(
+                "--tp 2 on {self}: rank 1 would run on cuda:{}, and the CUDA driver shows {count} devices; start each rank                  on a host of its own with --rank and --leader, or use --device host",
+                ordinal + 1
+            ))),
+        }
+    }
+
     /// The form that a model's weights have there.
     pub fn form(self, element: ElementType, table: TablePlace) -> WeightForm {
         let order = match self {

@@ -77,6 +77,12 @@ impl fmt::Display for Receipt {
 /// # Errors
 /// The model cannot be opened, the device failed, or the other rank did.
 pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<Vec<Receipt>, Error> {
+    if let (Load::Dummy { .. }, Some(rank)) = (options.load, &rank) {
+        let why = "each rank makes the same half, so that two of them have another model than one has";
+        let error = Error::Setting(format!("--tp 2 with --load dummy: {why}; convert makes a folder of it"));
+        rank.peer.part(Some(&error.to_string()));
+        return Err(error);
+    }
     let mut stand = Stand::open(dir, options, rank)?;
     let names = [
         ("graph = eager", Stand::graph_eager as Compare),
@@ -87,6 +93,7 @@ pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<V
     let receipts: Result<_, Error> =
         names.into_iter().chain(two).map(|(name, compare)| stand.receipt(name, options, compare)).collect();
     stand.engine.part(receipts.as_ref().err().map(Error::to_string).as_deref());
+    stand.engine.close();
     receipts
 }
 

@@ -217,8 +217,17 @@ impl Runner {
     }
 
     /// The outcomes that were read back, after waiting for them and for nothing later.
+    ///
+    /// # Errors
+    /// The device failed, or collectives have ended: of the other rank's part, what was read may lack some.
     pub fn take(&mut self, pending: Pending<Outcome>) -> Result<Vec<Outcome>> {
-        self.results.take(pending)
+        let outcomes = self.results.take(pending)?;
+        match self.model.communicator.as_ref().and_then(Communicator::ended) {
+            None => Ok(outcomes),
+            Some(why) => {
+                Err(graph::Error::Communicator { doing: "use what a round left".into(), why: why.into() })
+            }
+        }
     }
 
     /// The outcomes of the last round's first `count` picked rows, after running everything queued.

@@ -62,6 +62,24 @@ pub(crate) enum Command {
     Kernels(KernelsCommand),
 }
 
+impl Command {
+    /// How its model is shared, if it may be.
+    pub(crate) fn ranks(&self) -> Option<&RankArgs> {
+        match self {
+            Command::Generate(args) => Some(&args.engine.ranks),
+            Command::Serve(args) => Some(&args.engine.ranks),
+            Command::Demo(args) => Some(&args.engine.ranks),
+            Command::Check(args) => Some(&args.ranks),
+            Command::Bench(args) => Some(&args.ranks),
+            Command::Logits(_)
+            | Command::Inspect(_)
+            | Command::Convert(_)
+            | Command::Plan(_)
+            | Command::Kernels(_) => None,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("input").required(true).args(["prompt", "ids", "messages"]))]
 pub(crate) struct GenerateArgs {
@@ -241,6 +259,9 @@ pub(crate) struct BenchArgs {
     /// pages.
     #[arg(long, env = "ROUNDHOUSE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<ByteSize>,
+
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
 }
 
 #[derive(Debug, Args)]

@@ -57,6 +57,9 @@ fn run(command: Command, variables: &Variables) -> Result<(), Failure> {
             "the environment sets {names}, which no command reads; unset or correct it (--help lists the settings){advice}"
         )));
     }
+    if let Some(args) = command.ranks() {
+        ranks::prepare(args)?;
+    }
     match command {
         Command::Generate(args) => commands::generate(&args),
         Command::Serve(args) => commands::serve(args),

@@ -38,41 +38,57 @@ pub(crate) enum Begun {
 /// fails; a follower's model cannot be opened, or its device failed.
 pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> Result<Begun, Failure> {
     let role = args.role()?;
-    if role != Role::Alone && options.place != Place::Host {
-        return Err(Failure::Input(format!(
-            "--tp 2 on {}: this build has no collectives between CUDA devices; use --device host, or --tp 1",
-            options.place
-        )));
-    }
     let patience = Patience { start: args.timeout(), answer: args.timeout() };
-    let hello = |rank| -> Result<Hello, Failure> {
-        Ok(Hello::new(rank, 2, &own_digest()?, "host", settings(model, options)?))
+    let hello = |rank, place: Place| -> Result<Hello, Failure> {
+        let architecture = place.architecture().map_err(engine_failure)?;
+        Ok(Hello::new(rank, 2, &own_digest()?, &architecture, settings(model, options)?))
     };
     match role {
         Role::Alone => Ok(Begun::Leads(None)),
         Role::Leader(address) => {
             let own = address.is_none();
+            if own {
+                options.place.next().map_err(engine_failure)?;
+            }
             let listener =
                 Listener::bind(address.as_deref().unwrap_or("127.0.0.1:0")).map_err(Failure::input)?;
             let at = listener.address();
             note(format_args!("rank 0 of 2: waiting for rank 1 at {at}"));
             let ended = if own { start_follower(&at.to_string())? } else { Arc::default() };
-            let rank = Rank::lead(listener, &hello(0)?, patience, || ended.get().cloned());
+            let rank = Rank::lead(listener, &hello(0, options.place)?, patience, || ended.get().cloned());
             Ok(Begun::Leads(Some(Box::new(rank.map_err(engine_failure)?))))
         }
         Role::Follower(leader) => {
             note(format_args!("rank 1 of 2: calling rank 0 at {leader}"));
+            let mut options = options.clone();
             if args.is_owned() {
                 end_with_leader()?;
+                options.place = options.place.next().map_err(engine_failure)?;
             }
-            let rank = Rank::follow(&leader, &hello(1)?, patience).map_err(engine_failure)?;
-            let opened = open_rank(model, options, rank, &mut |_: Progress| {});
+            let rank = Rank::follow(&leader, &hello(1, options.place)?, patience).map_err(engine_failure)?;
+            let opened = open_rank(model, &options, rank, &mut |_: Progress| {});
             let OpenEngine { engine, .. } = opened.map_err(engine_failure)?;
             engine.follow().map_err(engine_failure)?;
             note("rank 1 of 2: rank 0 has ended in good order");
             Ok(Begun::Followed)
         }
     }
+}
+
+/// Starts this process again with the variables that collectives of CUDA devices need, if it lacks some: they are read
+/// when the library is loaded, and a process with threads must not set its own.
+///
+/// # Errors
+/// The system cannot start it again.
+pub(crate) fn prepare(args: &RankArgs) -> Result<(), Failure> {
+    let lacks = graph::nccl_environment();
+    if args.role()? == Role::Alone || lacks.is_empty() {
+        return Ok(());
+    }
+    let failed = |error: io::Error| Failure::Device(format!("starting again with {lacks:?}: {error}"));
+    let program = env::current_exe().map_err(failed)?;
+    // Returns only if it fails.
+    Err(failed(Command::new(program).args(env::args_os().skip(1)).envs(lacks.iter().copied()).exec()))
 }
 
 /// Starts rank 1 on this host, with the command line of this process. Tells, once it has ended, how.

@@ -175,6 +175,11 @@ impl Group {
         }
     }
 
+    /// Whether NCCL's communicator has been ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.state.try_lock().is_some_and(|state| matches!(*state, State::Ended(_)))
+    }
+
     /// Waits until the peer closes its end too: whether it does.
     fn meet(&self, wait: Duration) -> bool {
         self.leaving.store(true, Ordering::Release);

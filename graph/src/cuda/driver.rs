@@ -46,6 +46,14 @@ fn done(code: CUresult) -> Outcome {
     }
 }
 
+/// Whether what was asked for has come.
+fn ready(code: CUresult) -> Outcome<bool> {
+    match code {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => done(code).map(|()| true),
+    }
+}
+
 impl Failure {
     /// What a launch that went wrong would give, for a planted fault.
     pub(super) fn planted() -> Failure {
@@ -367,6 +375,13 @@ impl StreamHandle {
         done(unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
+    /// Whether everything queued has run.
+    pub(super) fn reached(&self) -> Outcome<bool> {
+        self.context.bind()?;
+        // SAFETY: the stream lives, its context is current.
+        ready(unsafe { sys::cuStreamQuery(self.raw) })
+    }
+
     pub(super) fn record(&self, event: &EventHandle) -> Outcome {
         self.context.bind()?;
         // SAFETY: both live, and the context, which is that of both, is current.
@@ -542,10 +557,7 @@ impl EventHandle {
         }
         self.context.bind()?;
         // SAFETY: the event lives and its context is current.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => done(code).map(|()| true),
-        }
+        ready(unsafe { sys::cuEventQuery(self.raw) })
     }
 
     /// Waits, spinning, for the recorded point.

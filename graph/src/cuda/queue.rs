@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -9,7 +10,7 @@ use super::Cuda;
 use super::driver::{EventHandle, Failure, Function, Graph, NODE_BYTES, Outcome, StreamHandle, Submission};
 use super::modules::twin;
 use crate::arena::Arena;
-use crate::communicator;
+use crate::communicator::{self, Parties};
 use crate::emission::{Emission, Entry};
 use crate::error::{Error, Fault, FaultKind, Result};
 use crate::exec::Exec;
@@ -21,6 +22,8 @@ pub(crate) struct Queue {
     pub(crate) cuda: Arc<Cuda>,
     stream: StreamHandle,
     held: Mutex<Held>,
+    /// Whose collectives it has had.
+    parties: Parties,
 }
 
 /// Owners that wait for their work.
@@ -69,7 +72,12 @@ impl Refusal {
 impl Queue {
     pub(crate) fn new(cuda: &Arc<Cuda>) -> Queue {
         let stream = cuda.or_fault(StreamHandle::new(cuda.context()), "making a stream", StreamHandle::none);
-        Queue { cuda: cuda.clone(), stream, held: Mutex::default() }
+        Queue { cuda: cuda.clone(), stream, held: Mutex::default(), parties: Parties::default() }
+    }
+
+    /// Whose collectives it has had: a wait for its work ends with them.
+    pub(crate) fn parties(&self) -> &Parties {
+        &self.parties
     }
 
     /// Queues every entry of `emission`, or records them while this stream, `id`, is being captured.
@@ -149,7 +157,9 @@ impl Queue {
 
     pub(crate) fn record(&self, marker: &Marker) -> Result<()> {
         self.cuda.state.healthy()?;
-        self.stream.record(&marker.event).map_err(|failure| self.cuda.fail(failure, "recording an event"))
+        self.stream.record(&marker.event).map_err(|failure| self.cuda.fail(failure, "recording an event"))?;
+        *marker.parties.lock() = self.parties.clone();
+        Ok(())
     }
 
     pub(crate) fn wait(&self, marker: &Marker) -> Result<()> {
@@ -163,7 +173,7 @@ impl Queue {
         self.cuda.state.healthy()?;
         // Marked before the wait, so that every mark is reached after it.
         self.mark(&mut self.held.lock());
-        let waited = self.stream.synchronize();
+        let waited = await_point(&self.parties, || self.stream.reached(), || self.stream.synchronize())?;
         waited.map_err(|failure| self.cuda.fail(failure, "work queued before a synchronisation"))?;
         self.reap(&mut self.held.lock());
         self.cuda.free_released();
@@ -291,12 +301,14 @@ impl Drop for Queue {
 pub(crate) struct Marker {
     pub(crate) cuda: Arc<Cuda>,
     event: EventHandle,
+    /// Those of the stream that it was last recorded in.
+    parties: Mutex<Parties>,
 }
 
 impl Marker {
     pub(crate) fn new(cuda: &Arc<Cuda>) -> Marker {
         let event = cuda.or_fault(EventHandle::new(cuda.context()), "making an event", EventHandle::none);
-        Marker { cuda: cuda.clone(), event }
+        Marker { cuda: cuda.clone(), event, parties: Mutex::default() }
     }
 
     /// Whether the marked point has been reached; true too after a fault, which the next call reports.
@@ -311,8 +323,29 @@ impl Marker {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.cuda.state.refuse_in_capture("synchronisation")?;
         self.cuda.state.healthy()?;
-        let waited = self.event.synchronize();
+        let parties = self.parties.lock().clone();
+        let waited = await_point(&parties, || self.event.reached(), || self.event.synchronize())?;
         waited.map_err(|failure| self.cuda.fail(failure, "work queued before an event"))
+    }
+}
+
+/// Waits until a point of a stream is reached. The driver would wait for ever for work that waits for a rank which is
+/// gone: with collectives it is asked again and again instead.
+fn await_point(
+    parties: &Parties,
+    reached: impl Fn() -> Outcome<bool>,
+    wait: impl FnOnce() -> Outcome,
+) -> Result<Outcome> {
+    let (live, began) = (parties.live(), Instant::now());
+    if live.is_empty() {
+        return Ok(wait());
+    }
+    loop {
+        match reached() {
+            Ok(false) => live.iter().try_for_each(|communicator| communicator.still_runs(began))?,
+            reached => return Ok(reached.map(drop)),
+        }
+        std::hint::spin_loop();
     }
 }
 

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::bytes::RoundBytes;
 use super::kernels::KernelTable;
+use super::pair::PairLine;
 
 /// One result.
 #[derive(Clone, Debug)]
@@ -16,6 +17,8 @@ pub enum Line {
     Bandwidth(Bandwidth),
     /// Decode rounds of one shape.
     Round(RoundLine),
+    /// Decode rounds of two ranks and of one.
+    Pair(PairLine),
     /// A prompt.
     Prompt(PromptLine),
     /// The kernels of one round.
@@ -136,6 +139,7 @@ impl Line {
                 "full_seconds": p.full_seconds, "full_tokens_per_second": p.tokens as f64 / p.full_seconds,
                 "layers": p.layers[0], "full_layers": p.layers[1],
             })],
+            Line::Pair(pair) => vec![pair.to_json()],
             Line::Kernels(table) => table.to_json(),
         }
     }
@@ -152,6 +156,7 @@ impl fmt::Display for Line {
                 b.bytes as f64 / f64::from(1 << 30)
             ),
             Line::Round(r) => r.fmt(f),
+            Line::Pair(pair) => pair.fmt(f),
             Line::Prompt(p) => p.fmt(f),
             Line::Kernels(table) => table.fmt(f),
         }

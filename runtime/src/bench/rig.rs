@@ -47,11 +47,11 @@ pub(super) struct Crowd {
 }
 
 /// A run of rounds in the engine's loop.
-struct Played {
+pub(super) struct Played {
     /// The median time from one round's outcomes to the next one's.
-    round: f64,
+    pub(super) round: f64,
     /// The median of the host's own time.
-    host: f64,
+    pub(super) host: f64,
 }
 
 impl<'o> Rig<'o> {
@@ -112,11 +112,12 @@ impl<'o> Rig<'o> {
             self.submit(submission, &mut crowd);
         }
         let decoding = |engine: &Engine| engine.state().lanes().filter(|lane| lane.told() > 0).count();
+        self.engine.set_graphs(false);
         for _ in 0..SEATING * rows {
             if decoding(&self.engine) == rows {
                 break;
             }
-            self.engine.metered_turn(true)?;
+            self.engine.metered_turn()?;
         }
         self.whole(&crowd)?;
         let seated = decoding(&self.engine);
@@ -347,14 +348,15 @@ impl<'o> Rig<'o> {
 
     /// Runs rounds in the engine's loop, two under way.
     fn play(&mut self, graph: bool, rounds: usize) -> Result<Played, Error> {
+        self.engine.set_graphs(graph);
         let mut warm = 0;
         while warm < WARM {
-            warm += usize::from(self.step(graph)?.is_some());
+            warm += usize::from(self.step()?.is_some());
         }
         let (mut times, mut hosts) = (Vec::new(), Vec::new());
         let mut last = Instant::now();
         while times.len() < rounds {
-            let Some(metered) = self.step(graph)? else { continue };
+            let Some(metered) = self.step()? else { continue };
             let now = Instant::now();
             times.push((now - last).as_secs_f64());
             hosts.push(metered.host.as_secs_f64());
@@ -365,8 +367,8 @@ impl<'o> Rig<'o> {
     }
 
     /// One turn of lanes that must have something to do.
-    fn step(&mut self, graph: bool) -> Result<Option<Metered>, Error> {
-        let metered = self.engine.metered_turn(!graph)?;
+    fn step(&mut self) -> Result<Option<Metered>, Error> {
+        let metered = self.engine.metered_turn()?;
         match metered.is_none() && self.engine.is_idle() {
             true => Err(Error::Setting(
                 "all lanes ended before they were measured: are the logits finite?".into(),
@@ -441,7 +443,7 @@ impl<'o> Rig<'o> {
     /// Runs until nobody waits or runs.
     fn finish(&mut self) -> Result<(), Error> {
         while !self.engine.is_idle() {
-            self.engine.metered_turn(false)?;
+            self.engine.metered_turn()?;
         }
         Ok(())
     }
@@ -533,7 +535,7 @@ fn count_distinct(ids: &[u32]) -> usize {
     ids.iter().collect::<std::collections::HashSet<_>>().len()
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

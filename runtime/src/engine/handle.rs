@@ -103,6 +103,7 @@ fn serve(
         }
     }
     *stats.lock() = engine.stats();
+    engine.close();
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

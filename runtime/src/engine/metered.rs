@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use planner::{EagerReason, Verdict};
-
 use super::{Engine, Flying, Ran};
 use crate::error::Error;
 
@@ -19,20 +17,21 @@ pub struct Metered {
 }
 
 impl Engine {
-    /// As [`Engine::turn`], with a clock; nothing if no round was read. With `eager`, no graph is used.
+    /// As [`Engine::turn`], with a clock; nothing if no round was read.
     ///
     /// # Errors
     /// The device failed.
-    pub fn metered_turn(&mut self, eager: bool) -> Result<Option<Metered>, Error> {
-        self.take_metered_turn(eager).inspect_err(|error| self.fail(error))
+    pub fn metered_turn(&mut self) -> Result<Option<Metered>, Error> {
+        self.take_metered_turn().inspect_err(|error| self.fail(error))
     }
 
-    fn take_metered_turn(&mut self, eager: bool) -> Result<Option<Metered>, Error> {
+    fn take_metered_turn(&mut self) -> Result<Option<Metered>, Error> {
         let start = Instant::now();
-        if let Some(mut round) = self.stage_next()? {
-            if eager && round.verdict == Verdict::Graph {
-                round.verdict = Verdict::Eager(EagerReason::GraphsOff);
-            }
+        let next = self.stage_next()?;
+        if next.is_some() || !self.flying.is_empty() {
+            self.in_step(next.as_ref())?;
+        }
+        if let Some(round) = next {
             let flying = self.run(round)?;
             self.flying.push_back(flying);
             if self.flying.len() < self.options.depth {
@@ -46,7 +45,8 @@ impl Engine {
         Ok(Some(Metered { host: queued + settled, wait, how }))
     }
 
-    /// Reads and settles every round that is under way, and plans none.
+    /// Reads and settles every round that is under way, and plans none. For an engine that has no other rank, which would
+    /// not do the same.
     ///
     /// # Errors
     /// The device failed.

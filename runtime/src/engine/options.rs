@@ -40,6 +40,8 @@ pub struct EngineOptions {
     pub element: ElementType,
     /// Where the weights come from.
     pub load: Load,
+    /// Whether ids stand for text; without, a folder needs no tokenizer and no chat template.
+    pub text: bool,
     /// Where the n-gram tables live.
     pub table: TablePlace,
     /// Whether decode rounds are captured and replayed.
@@ -95,6 +97,7 @@ impl Default for EngineOptions {
             place: Place::Host,
             element: ElementType::Bf16,
             load: Load::default(),
+            text: true,
             table: TablePlace::Device,
             graphs: true,
             classes: vec![Class::default()],
@@ -125,6 +128,14 @@ impl EngineOptions {
     /// Lanes of a class that are made at start.
     fn first_lanes(&self, class: &Class) -> u16 {
         class.lanes.min(self.slab_lanes)
+    }
+
+    /// A folder with all that these settings ask of one.
+    fn opened(&self, dir: &Path, form: WeightForm) -> Result<Opened, Error> {
+        match self.text {
+            true => Opened::with(dir, form, self.load),
+            false => Opened::without_text(dir, form, self.load),
+        }
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -261,7 +272,7 @@ pub fn open(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let form = options.place.form(options.element, options.table);
-    open_opened(Opened::with(dir, form, options.load)?, options, progress)
+    open_opened(options.opened(dir, form)?, options, progress)
 }
 
 /// As [`open`], one rank of two: its share of the model.
@@ -290,12 +301,8 @@ fn open_share(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let share = rank.as_ref().map_or(Ok(Share::WHOLE), Rank::share)?;
-    if let Load::Dummy { .. } = options.load {
-        let why = "ranks would make weights that are no shares of one model; leave one of them out";
-        return Err(Error::Setting(format!("--tp 2 with --load dummy: {why}")));
-    }
     let form = WeightForm { share, ..options.place.form(options.element, options.table) };
-    open_any(Opened::with(dir, form, options.load)?, options, rank, progress)
+    open_any(options.opened(dir, form)?, options, rank, progress)
 }
 
 /// As [`open`], of a folder whose files were checked.
@@ -319,8 +326,20 @@ fn open_any(
     let device = options.place.open(options.element, options.poison, options.host_memory)?;
     progress(Progress::Device(device.describe()));
     options.place.takes(&opened.checkpoint.config)?;
+    if let Some(rank) = rank {
+        rank.connect(&device)?;
+        if let Some(library) = rank.communicator.nccl() {
+            progress(Progress::Collectives(library.to_string()));
+        }
+    }
     let free = (options.place != Place::Host).then(|| device.free_bytes());
-    let sizes = Sizes::new(&opened, options, free)?;
+    let mut sizes = Sizes::new(&opened, options, free)?;
+    if let Some(rank) = rank {
+        // Devices have different amounts of memory free, and both ranks give out the same pages.
+        for class in &mut sizes.options.classes {
+            class.pages = rank.peer.least("pages", class.pages.into())? as u32;
+        }
+    }
     opened.unused().into_iter().for_each(&mut *progress);
     let plan = sizes.memory_plan(&opened);
     progress(Progress::Plan(plan.clone()));
@@ -387,8 +406,14 @@ fn open_any(
     };
     engine.runner.plant_key_fault(engine.options.key_fault);
     device.plant(engine.options.planted);
-    warm(&mut engine)?;
-    Ok(OpenEngine { engine, tokenizer, chat })
+    match warm(&mut engine) {
+        Ok(()) => Ok(OpenEngine { engine, tokenizer, chat }),
+        Err(error) => {
+            engine.fail(&error);
+            engine.close();
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]

@@ -36,6 +36,13 @@ pub enum Message {
         #[serde(default)]
         why: String,
     },
+    /// A number that each rank has its own of, and of which both take the smallest.
+    Number {
+        /// Counts such things, with those of [`Message::Answer`].
+        question: u64,
+        /// The sender's.
+        number: u64,
+    },
     /// The sender broke and serves no more.
     Failed {
         /// What broke.
@@ -120,6 +127,7 @@ impl Message {
             Self::Command(Command::Turn { .. }) => "Turn",
             Self::Done { .. } => "Done",
             Self::Answer { .. } => "Answer",
+            Self::Number { .. } => "Number",
             Self::Failed { .. } => "Failed",
             Self::Bye { .. } => "Bye",
             Self::Meet { .. } => "Meet",

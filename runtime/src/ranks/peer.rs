@@ -182,6 +182,19 @@ impl Peer {
         }
     }
 
+    /// The smallest of what the ranks have.
+    ///
+    /// # Errors
+    /// The other rank is gone, or has failed.
+    pub(crate) fn least(&mut self, what: &str, here: u64) -> Result<u64, Error> {
+        self.question += 1;
+        self.link.send(&Message::Number { question: self.question, number: here })?;
+        match self.receive(Instant::now(), what)? {
+            Message::Number { question, number } if question == self.question => Ok(here.min(number)),
+            other => Err(unexpected(&other, what)),
+        }
+    }
+
     /// Notes what a settled round left.
     pub(crate) fn settled(&mut self, outcomes: &[Outcome]) {
         let mut digest = Digester::new();

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use graph::Communicator;
+use graph::{Communicator, Device};
 
 use super::{Hello, Link, Listener, Message, Peer};
 use crate::error::Error;
@@ -110,6 +110,18 @@ impl Rank {
             Rank { peer: Peer::new(leader, true, patience.answer), communicator: first },
             Rank { peer: Peer::new(follower, false, patience.answer), communicator: second },
         ])
+    }
+
+    /// Makes the collectives those of `device`, once both ranks have theirs: NCCL's of CUDA devices.
+    ///
+    /// # Errors
+    /// The other rank is gone; or the devices cannot be connected.
+    pub(crate) fn connect(&mut self, device: &Device) -> Result<(), Error> {
+        self.peer.meet("its device")?;
+        if let Device::Cuda(_) = device {
+            self.communicator = self.communicator.clone().on_cuda(device)?;
+        }
+        Ok(())
     }
 
     /// What it has of a model.

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use runtime::bench::{self, BenchOptions};
+use runtime::bench::{self, BenchOptions, Line};
 
 use super::{engine_failure, told};
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, Role};
 use crate::failure::Failure;
 use crate::output::{Output, note};
+use crate::ranks::{self, Begun};
 
 /// Measures, printing each result when it is known.
 pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
@@ -27,6 +28,20 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         kernels: args.kernels,
         page_memory: args.memory.map(|size| size.0),
     };
+    let rank = match args.ranks.role()? {
+        Role::Alone => None,
+        _ if args.kernels => {
+            let why = "kernels are measured on one rank; leave one of them out";
+            return Err(Failure::Input(format!("--kernels with --tp 2: {why}")));
+        }
+        _ => {
+            let engine = bench::settings(&args.model, &options).map_err(engine_failure)?;
+            match ranks::begin(&args.ranks, &args.model, &engine)? {
+                Begun::Leads(rank) => rank,
+                Begun::Followed => return Ok(()),
+            }
+        }
+    };
     let unwritable = |path: &Path, error: std::io::Error| {
         Failure::Input(format!("cannot write {}: {error}; choose another --json", path.display()))
     };
@@ -37,7 +52,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
     note(chosen.opening(&args.model));
     let mut out = Output::stdout();
     let mut written = Ok(());
-    let measured = bench::run(&args.model, &options, &mut told(), &mut |line| {
+    let mut tell = |line: Line| {
         out.print(&format!("{line}\n"));
         if let Some((path, file)) = &mut json {
             let lines: String = line.to_json().iter().map(|line| format!("{line}\n")).collect();
@@ -46,7 +61,11 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
                 written = wrote;
             }
         }
-    });
+    };
+    let measured = match rank {
+        None => bench::run(&args.model, &options, &mut told(), &mut tell),
+        Some(rank) => bench::run_pair(&args.model, &options, *rank, &mut told(), &mut tell),
+    };
     measured.map_err(engine_failure)?;
     written?;
     out.finish()

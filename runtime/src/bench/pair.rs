@@ -1,0 +1,198 @@
+//! Two ranks against one: the same lanes, with real prompts, decode in the engine's loop on both, one after the other.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Instant;
+
+use planner::RequestId;
+use serde_json::{Value, json};
+
+use super::report::Line;
+use super::rig::{Played, median};
+use super::{BenchOptions, WARM};
+use crate::engine::{Engine, EngineOptions, open, open_rank};
+use crate::error::Error;
+use crate::open::Progress;
+use crate::ranks::Rank;
+use crate::request::Submission;
+use crate::sampling::SamplingOptions;
+
+/// Decode rounds on two ranks and on one.
+#[derive(Clone, Copy, Debug)]
+pub struct PairLine {
+    /// Rows, one of each lane.
+    pub rows: usize,
+    /// Tokens of each prompt.
+    pub context: usize,
+    /// Two ranks.
+    pub two: Rounds,
+    /// One rank.
+    pub one: Rounds,
+}
+
+/// Rounds in the engine's loop; medians.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounds {
+    /// A round, replayed.
+    pub graph_ms: f64,
+    /// A round, launch by launch.
+    pub eager_ms: f64,
+    /// The host's time for a replayed round, without waiting.
+    pub host_us: f64,
+    /// Graphs that were captured while these were measured.
+    pub captures: u64,
+}
+
+impl PairLine {
+    pub(super) const HEADING: &'static str = "decode rounds of two ranks and of one, after real prompts; ms are medians of a round in the engine's loop\n rows  context  two: graph     eager  host us  captures   one: graph     eager  host us  captures  two against one";
+
+    /// How many times as fast two ranks are.
+    pub fn gain(&self) -> f64 {
+        self.one.graph_ms / self.two.graph_ms
+    }
+
+    pub(super) fn to_json(self) -> Value {
+        let of = |rounds: Rounds| {
+            json!({
+                "graph_ms": rounds.graph_ms, "eager_ms": rounds.eager_ms, "host_us": rounds.host_us,
+                "captures": rounds.captures,
+            })
+        };
+        json!({
+            "line": "pair", "rows": self.rows, "context": self.context, "two": of(self.two), "one": of(self.one),
+            "gain": self.gain(),
+        })
+    }
+}
+
+impl fmt::Display for PairLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:5} {:8} ", self.rows, self.context)?;
+        for Rounds { graph_ms, eager_ms, host_us, captures } in [self.two, self.one] {
+            write!(f, "{graph_ms:11.4} {eager_ms:9.4} {host_us:8.1} {captures:9}  ")?;
+        }
+        write!(f, "{:15.2}", self.gain())
+    }
+}
+
+/// Measures a model with the rank that follows, and then alone: its memory is free again by then.
+///
+/// # Errors
+/// As [`super::run`]; or the other rank is gone.
+pub fn run_pair(
+    dir: &Path,
+    options: &BenchOptions,
+    rank: Rank,
+    progress: &mut dyn FnMut(Progress),
+    told: &mut dyn FnMut(Line),
+) -> Result<(), Error> {
+    let engine_options = super::settings(dir, options)?;
+    let mut engine = open_rank(dir, &engine_options, rank, progress)?.engine;
+    let measured = rounds(&mut engine, options);
+    engine.part(measured.as_ref().err().map(Error::to_string).as_deref());
+    engine.close();
+    let two = measured?;
+
+    let mut alone = open(dir, &engine_options, progress)?.engine;
+    let one = rounds(&mut alone, options)?;
+    told(Line::Heading(PairLine::HEADING));
+    let shapes =
+        options.rows.iter().flat_map(|&rows| options.contexts.iter().map(move |&context| (rows, context)));
+    for (((rows, context), two), one) in shapes.zip(two).zip(one) {
+        told(Line::Pair(PairLine { rows, context, two, one }));
+    }
+    Ok(())
+}
+
+/// Positions that a lane runs through after its prompt, at most.
+pub(super) fn steps(options: &BenchOptions) -> usize {
+    let lanes = options.rows.iter().max().unwrap_or(&0);
+    // While the prompts of later lanes are read, earlier ones decode.
+    let seating = lanes * (options.contexts.iter().max().unwrap_or(&0) / options.piece_rows as usize + 2);
+    options.rounds
+        + options.rounds.min(64)
+        + 2 * WARM
+        + 8
+        + seating * EngineOptions::default().decode_share as usize
+}
+
+/// Every number of lanes at every context, in this order.
+fn rounds(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<Rounds>, Error> {
+    let (mut all, mut next) = (Vec::new(), 0);
+    for &rows in &options.rows {
+        for &context in &options.contexts {
+            all.push(measure(engine, options, (rows, context), &mut next)?);
+        }
+    }
+    Ok(all)
+}
+
+/// Lanes with prompts of so many ids, which decode while it is measured, and then leave.
+fn measure(
+    engine: &mut Engine,
+    options: &BenchOptions,
+    (rows, context): (usize, usize),
+    next: &mut u64,
+) -> Result<Rounds, Error> {
+    let vocab = engine.runner().model.config.vocab_size as f64;
+    let (sender, events) = crossbeam_channel::unbounded();
+    let mut requests = Vec::new();
+    for _ in 0..rows {
+        let mut id = || {
+            *next += 1;
+            ((0.5 + 0.5 * f64::from(kernels::random::uniform(5, *next))) * vocab) as u32
+        };
+        let prompt = (0..context).map(|_| id()).collect();
+        let submission = Submission {
+            max_tokens: Some(steps(options) as u32),
+            ignore_eos: true,
+            sampling: SamplingOptions { seed: Some(*next), ..SamplingOptions::default() },
+            ..Submission::new(prompt)
+        };
+        let request = RequestId(*next);
+        engine.submit(request, submission, sender.clone());
+        requests.push(request);
+    }
+    while engine.state().lanes().filter(|lane| lane.told() > 0).count() < rows {
+        engine.metered_turn()?;
+        if engine.is_idle() {
+            break;
+        }
+    }
+    let before = engine.stats().bank.captured;
+    let eager = play(engine, false, options.rounds.min(64))?;
+    let graph = play(engine, true, options.rounds)?;
+    let captures = engine.stats().bank.captured - before;
+    requests.into_iter().for_each(|request| engine.cancel(request));
+    while !engine.is_idle() {
+        engine.metered_turn()?;
+    }
+    drop(events);
+    Ok(Rounds {
+        graph_ms: 1e3 * graph.round,
+        eager_ms: 1e3 * eager.round,
+        host_us: 1e6 * graph.host,
+        captures,
+    })
+}
+
+/// Rounds in the engine's loop, two under way.
+fn play(engine: &mut Engine, graph: bool, rounds: usize) -> Result<Played, Error> {
+    engine.set_graphs(graph);
+    let (mut times, mut hosts, mut last) = (Vec::new(), Vec::new(), Instant::now());
+    while times.len() < WARM + rounds {
+        let Some(metered) = engine.metered_turn()? else {
+            if engine.is_idle() {
+                return Err(Error::Setting(
+                    "all lanes ended before they were measured: are the logits finite?".into(),
+                ));
+            }
+            continue;
+        };
+        let now = Instant::now();
+        times.push((now - last).as_secs_f64());
+        hosts.push(metered.host.as_secs_f64());
+        last = now;
+    }
+    Ok(Played { round: median(times.split_off(WARM)), host: median(hosts.split_off(WARM)) })
+}
