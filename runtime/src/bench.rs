@@ -16,7 +16,7 @@ use std::path::Path;
 use ::kernels::numerics::ElementType;
 
 pub use kernels::{KernelRow, KernelTable};
-pub use pair::{PairLine, Rounds, run_pair};
+pub use pair::{PairLine, PairPrompt, Rounds, run_pair};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
 
 use crate::engine::{Class, EngineOptions, open_opened};

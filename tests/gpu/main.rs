@@ -9,6 +9,7 @@ mod memory;
 mod model;
 #[path = "../ops/mod.rs"]
 mod ops;
+mod pair;
 mod ranks;
 mod rig;
 #[path = "../sample/mod.rs"]
@@ -39,7 +40,7 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 13] = [
+const GROUPS: [Group; 14] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
@@ -49,6 +50,7 @@ const GROUPS: [Group; 13] = [
     ("faults", Needs::Device, faults::TESTS),
     ("luck", Needs::Device, luck::TESTS),
     ("ranks", Needs::TwoDevices, ranks::TESTS),
+    ("pair", Needs::TwoDevices, pair::TESTS),
     ("code", Needs::Compiler, code::TESTS),
     ("missing", Needs::NoDriver, faults::WITHOUT_DRIVER),
     ("missing", Needs::NoDriver, luck::WITHOUT_DRIVER),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use graph::host::HostOptions;
 use graph::{Arena, Communicator, CudaOptions, Device, Emission, Error, Exec, Recording, Stream};
 
+use crate::pair;
 use crate::rig::{Add, AddArgs};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -48,6 +49,9 @@ pub(crate) fn child() -> Option<ExitCode> {
     let told = env::var(RANK).ok()?;
     let [case, rank, port] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{RANK}={told}") };
     let rank: usize = rank.parse().expect("a rank");
+    if pair::child(case, rank, port) {
+        return Some(ExitCode::SUCCESS);
+    }
     let stream = match rank {
         0 => {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,7 +78,7 @@ pub(crate) fn child() -> Option<ExitCode> {
 const SAID: &str = "rank says: ";
 
 /// Tells the test program something.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     println!("{SAID}{line}");
     std::io::stdout().flush().unwrap();
 }
@@ -115,7 +119,7 @@ impl Drop for Process {
 }
 
 /// Runs both ranks of a test; whatever one of them finds wrong is on its standard error.
-fn ranks(case: &str) {
+pub(crate) fn ranks(case: &str) {
     let started = Instant::now();
     let mut first = Process::start(case, 0, "-");
     let port = first.line();

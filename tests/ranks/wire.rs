@@ -65,6 +65,7 @@ fn samples() -> Vec<Message> {
         Message::Command(turn(How::Eager("prompt pass".into()))),
         Message::Done { number: 3, round: "ff".into() },
         Message::Answer { question: 1, yes: false, why: why() },
+        Message::Number { question: 2, number: u64::MAX },
         Message::Failed { why: why() },
         Message::Bye { why: why() },
         Message::Beat,
@@ -155,6 +156,7 @@ fn message() -> impl Strategy<Value = Message> {
             yes,
             why
         }),
+        (any::<u64>(), any::<u64>()).prop_map(|(question, number)| Message::Number { question, number }),
         text().prop_map(|why| Message::Failed { why }),
         text().prop_map(|why| Message::Bye { why }),
         Just(Message::Beat),

@@ -30,6 +30,36 @@ pub struct PairLine {
     pub one: Rounds,
 }
 
+/// A prompt from its arrival to its first token, on two ranks and on one.
+#[derive(Clone, Copy, Debug)]
+pub struct PairPrompt {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Seconds on two ranks.
+    pub two: f64,
+    /// Seconds on one.
+    pub one: f64,
+}
+
+impl PairPrompt {
+    pub(super) fn to_json(self) -> Value {
+        let PairPrompt { tokens, two, one } = self;
+        json!({ "line": "pair prompt", "tokens": tokens, "two_seconds": two, "one_seconds": one, "gain": one / two })
+    }
+}
+
+impl fmt::Display for PairPrompt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PairPrompt { tokens, two, one } = *self;
+        let [on_two, on_one] = [two, one].map(|seconds| tokens as f64 / seconds);
+        write!(
+            f,
+            "prompt     {tokens} tokens: two {two:.3} s, {on_two:.0} tok/s; one {one:.3} s, {on_one:.0} tok/s; "
+        )?;
+        write!(f, "two against one {:.2}", one / two)
+    }
+}
+
 /// Rounds in the engine's loop; medians.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds {
@@ -88,18 +118,21 @@ pub fn run_pair(
 ) -> Result<(), Error> {
     let engine_options = super::settings(dir, options)?;
     let mut engine = open_rank(dir, &engine_options, rank, progress)?.engine;
-    let measured = rounds(&mut engine, options);
+    let measured = all(&mut engine, options);
     engine.part(measured.as_ref().err().map(Error::to_string).as_deref());
     engine.close();
-    let two = measured?;
+    let (two, prompt_of_two) = measured?;
 
     let mut alone = open(dir, &engine_options, progress)?.engine;
-    let one = rounds(&mut alone, options)?;
+    let (one, prompt_of_one) = all(&mut alone, options)?;
     told(Line::Heading(PairLine::HEADING));
     let shapes =
         options.rows.iter().flat_map(|&rows| options.contexts.iter().map(move |&context| (rows, context)));
     for (((rows, context), two), one) in shapes.zip(two).zip(one) {
         told(Line::Pair(PairLine { rows, context, two, one }));
+    }
+    if let (Some(two), Some(one)) = (prompt_of_two, prompt_of_one) {
+        told(Line::PairPrompt(PairPrompt { tokens: options.prompt, two, one }));
     }
     Ok(())
 }
@@ -116,15 +149,54 @@ pub(super) fn steps(options: &BenchOptions) -> usize {
         + seating * EngineOptions::default().decode_share as usize
 }
 
-/// Every number of lanes at every context, in this order.
-fn rounds(engine: &mut Engine, options: &BenchOptions) -> Result<Vec<Rounds>, Error> {
+/// Every number of lanes at every context, in this order; and the prompt, if there is one.
+fn all(engine: &mut Engine, options: &BenchOptions) -> Result<(Vec<Rounds>, Option<f64>), Error> {
     let (mut all, mut next) = (Vec::new(), 0);
     for &rows in &options.rows {
         for &context in &options.contexts {
             all.push(measure(engine, options, (rows, context), &mut next)?);
         }
     }
-    Ok(all)
+    let prompt = (options.prompt > 0).then(|| prompt(engine, options.prompt, &mut next)).transpose()?;
+    Ok((all, prompt))
+}
+
+/// Seconds of a prompt to its first token; the second time counts.
+fn prompt(engine: &mut Engine, tokens: usize, next: &mut u64) -> Result<f64, Error> {
+    let mut seconds = 0.0;
+    for _ in 0..2 {
+        let (sender, _events) = crossbeam_channel::unbounded();
+        let submission = made(engine, tokens, 1, next);
+        let start = Instant::now();
+        engine.submit(RequestId(*next), submission, sender);
+        finish(engine)?;
+        seconds = start.elapsed().as_secs_f64();
+    }
+    Ok(seconds)
+}
+
+/// A request of random ids.
+fn made(engine: &Engine, tokens: usize, most: usize, next: &mut u64) -> Submission {
+    let vocab = engine.runner().model.config.vocab_size as f64;
+    let mut id = || {
+        *next += 1;
+        ((0.5 + 0.5 * f64::from(kernels::random::uniform(5, *next))) * vocab) as u32
+    };
+    let prompt = (0..tokens).map(|_| id()).collect();
+    Submission {
+        max_tokens: Some(most as u32),
+        ignore_eos: true,
+        sampling: SamplingOptions { seed: Some(*next), ..SamplingOptions::default() },
+        ..Submission::new(prompt)
+    }
+}
+
+/// Turns until nobody waits or runs.
+fn finish(engine: &mut Engine) -> Result<(), Error> {
+    while !engine.is_idle() {
+        engine.metered_turn()?;
+    }
+    Ok(())
 }
 
 /// Lanes with prompts of so many ids, which decode while it is measured, and then leave.
@@ -134,21 +206,10 @@ fn measure(
     (rows, context): (usize, usize),
     next: &mut u64,
 ) -> Result<Rounds, Error> {
-    let vocab = engine.runner().model.config.vocab_size as f64;
     let (sender, events) = crossbeam_channel::unbounded();
     let mut requests = Vec::new();
     for _ in 0..rows {
-        let mut id = || {
-            *next += 1;
-            ((0.5 + 0.5 * f64::from(kernels::random::uniform(5, *next))) * vocab) as u32
-        };
-        let prompt = (0..context).map(|_| id()).collect();
-        let submission = Submission {
-            max_tokens: Some(steps(options) as u32),
-            ignore_eos: true,
-            sampling: SamplingOptions { seed: Some(*next), ..SamplingOptions::default() },
-            ..Submission::new(prompt)
-        };
+        let submission = made(engine, context, steps(options), next);
         let request = RequestId(*next);
         engine.submit(request, submission, sender.clone());
         requests.push(request);
@@ -164,9 +225,7 @@ fn measure(
     let graph = play(engine, true, options.rounds)?;
     let captures = engine.stats().bank.captured - before;
     requests.into_iter().for_each(|request| engine.cancel(request));
-    while !engine.is_idle() {
-        engine.metered_turn()?;
-    }
+    finish(engine)?;
     drop(events);
     Ok(Rounds {
         graph_ms: 1e3 * graph.round,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::bytes::RoundBytes;
 use super::kernels::KernelTable;
-use super::pair::PairLine;
+use super::pair::{PairLine, PairPrompt};
 
 /// One result.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub enum Line {
     Round(RoundLine),
     /// Decode rounds of two ranks and of one.
     Pair(PairLine),
+    /// A prompt on two ranks and on one.
+    PairPrompt(PairPrompt),
     /// A prompt.
     Prompt(PromptLine),
     /// The kernels of one round.
@@ -140,6 +142,7 @@ impl Line {
                 "layers": p.layers[0], "full_layers": p.layers[1],
             })],
             Line::Pair(pair) => vec![pair.to_json()],
+            Line::PairPrompt(prompt) => vec![prompt.to_json()],
             Line::Kernels(table) => table.to_json(),
         }
     }
@@ -157,6 +160,7 @@ impl fmt::Display for Line {
             ),
             Line::Round(r) => r.fmt(f),
             Line::Pair(pair) => pair.fmt(f),
+            Line::PairPrompt(prompt) => prompt.fmt(f),
             Line::Prompt(p) => p.fmt(f),
             Line::Kernels(table) => table.fmt(f),
         }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::output::note;
 
 /// How long the last words of streams and connections may take, and then the engine's end.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// Positions of a page.
 const PAGE: usize = 64;
@@ -121,6 +121,7 @@ async fn drain(
     engine: &mut oneshot::Receiver<Option<String>>,
     signals: &mut Signals,
 ) -> Result<(), Failure> {
+    let started = tokio::time::Instant::now();
     app.enter(Phase::Stopping);
     let (active, (patience, words)) = (app.active(), split(app.settings.drain));
     let cut = sleep(patience);
@@ -136,7 +137,8 @@ async fn drain(
     farewell(app, words / 2).await;
     if let Some(model) = app.loaded() {
         model.handle.stop();
-        let _ = timeout(words / 4, engine).await;
+        // Two ranks end their collectives together, which takes a while: a process must not end in the middle of that.
+        let _ = timeout_at(started + app.settings.drain, engine).await;
     }
     note("stopped");
     Ok(())

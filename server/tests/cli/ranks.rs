@@ -77,6 +77,49 @@ fn receipts_hold_for_two_ranks() {
     }
 }
 
+/// Each rank makes the same half, so the whole that one rank makes is another model: a receipt would not hold.
+#[test]
+fn made_weights_are_measured_and_not_compared() {
+    let made = ["--tp", "2", "--load", "dummy"];
+    run(binary("check").args(made)).refused(&["--tp 2 with --load dummy", "convert"]);
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("bench.jsonl");
+    let mut bench = binary("bench");
+    bench.args(made).args([
+        "--rows",
+        "1,2",
+        "--contexts",
+        "70,100",
+        "--rounds",
+        "5",
+        "--prompt",
+        "90",
+        "--json",
+    ]);
+    let ended = run(bench.arg(&json)).good();
+    assert!(ended.stdout.contains("two against one"), "{}", ended.stdout);
+    let text = std::fs::read_to_string(json).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 5, "{text}");
+    for (line, (rows, context)) in lines.iter().zip([(1, 70), (1, 100), (2, 70), (2, 100)]) {
+        assert_eq!(
+            (&line["line"], &line["rows"], &line["context"]),
+            (&"pair".into(), &rows.into(), &context.into())
+        );
+        for ranks in ["two", "one"] {
+            let rounds = &line[ranks];
+            assert!(
+                rounds["graph_ms"].as_f64() > Some(0.0) && rounds["eager_ms"].as_f64() > Some(0.0),
+                "{line}"
+            );
+            assert_eq!(rounds["captures"], 0, "{line}");
+        }
+    }
+    assert_eq!((&lines[4]["line"], &lines[4]["tokens"]), (&"pair prompt".into(), &90.into()));
+    assert!(lines[4]["gain"].as_f64() > Some(0.0), "{}", lines[4]);
+    run(binary("bench").args(["--tp", "2", "--kernels"])).refused(&["--kernels with --tp 2"]);
+}
+
 #[test]
 fn a_rank_that_nobody_meets_gives_up_in_time() {
     let started = Instant::now();
@@ -125,7 +168,6 @@ fn options_of_ranks_that_contradict_each_other_are_refused() {
         (&["--tp", "2", "--rank", "1"], "--rank 1 without --leader"),
         (&["--tp", "2", "--rank", "0"], "--rank 0 without --leader"),
         (&["--tp", "2", "--leader", "127.0.0.1:9"], "--leader without --rank"),
-        (&["--tp", "2", "--load", "dummy"], "--tp 2 with --load dummy"),
         (&["--tp", "3"], "3 is not in 1..=2"),
         (&["--tp", "2", "--rank", "2"], "2 is not in 0..=1"),
         (&["--tp", "2", "--rank", "1", "--leader", "nowhere"], "nowhere"),

@@ -64,6 +64,14 @@ fn gone_within(process: u32, patience: Duration) {
 
 fn two_ranks_answer_as_one() {
     let (one, two) = (Server::start(&[]), start());
+    // What the library of collectives reads when it is loaded.
+    for process in [two.pid(), follower(&two)] {
+        let environment = fs::read(format!("/proc/{process}/environ")).expect("it runs");
+        let set: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        for wanted in ["NCCL_GRAPH_MIXING_SUPPORT=0", "NCCL_NVLS_ENABLE=0"] {
+            assert!(set.contains(&wanted.as_bytes()), "process {process} lacks {wanted}");
+        }
+    }
     let ask = |server: &Server| {
         let reply = server.post(CHAT, &chat("Spell garden backwards.")).good();
         (reply["choices"][0]["message"]["content"].clone(), reply["usage"]["completion_tokens"].clone())
