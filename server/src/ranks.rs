@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
@@ -61,8 +61,8 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
         Role::Follower(leader) => {
             note(format_args!("rank 1 of 2: calling rank 0 at {leader}"));
             let mut options = options.clone();
-            if args.is_owned() {
-                end_with_leader()?;
+            if let Some(owner) = args.owner() {
+                end_with_leader(owner)?;
                 options.place = options.place.next().map_err(engine_failure)?;
             }
             let rank = Rank::follow(&leader, &hello(1, options.place)?, patience).map_err(engine_failure)?;
@@ -97,7 +97,10 @@ fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
     let mut follower = Command::new(env::current_exe().map_err(failed)?);
     // Behind the command and before what it is given: whatever follows a `--` is no option.
     let mut line = env::args_os().skip(1);
-    follower.args(line.next()).args(["--rank", "1", "--owned", "--leader", leader]).args(line);
+    follower
+        .args(line.next())
+        .args(["--rank", "1", "--leader", leader, "--owned", &process::id().to_string()])
+        .args(line);
     // In a group of its own, so that a key that stops the leader lets it end its replies with the follower there.
     follower.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     let ended = Arc::<OnceLock<String>>::default();
@@ -122,10 +125,14 @@ fn start_follower(leader: &str) -> Result<Arc<OnceLock<String>>, Failure> {
 
 /// Has the system end this process when the leader, which started it, has ended, also if it is stopped or hangs then.
 /// Signals that ask for an end are the leader's to answer: it still needs its follower for the replies under way.
-fn end_with_leader() -> Result<(), Failure> {
+fn end_with_leader(leader: u32) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::Device(format!("asking to end with rank 0: {error}"));
     let set = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     set.map_err(io::Error::from).map_err(failed)?;
+    // Of one that had ended before that was asked for, nothing tells.
+    if std::os::unix::process::parent_id() != leader {
+        return Err(Failure::Device("rank 0, which started this process, has ended".into()));
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let _context = runtime.enter();
     // A signal that was once taken no longer ends the process.

@@ -42,9 +42,9 @@ pub(crate) struct RankArgs {
     #[arg(long, env = "ROUNDHOUSE_PEER_TIMEOUT", value_name = "SECONDS", default_value = "60")]
     peer_timeout: Seconds,
 
-    /// What a leader adds for the follower that it starts: it ends with the leader, however that ends.
-    #[arg(long, hide = true)]
-    owned: bool,
+    /// What a leader adds for the follower that it starts, which ends with it, however that ends: its own process number.
+    #[arg(long, hide = true, value_name = "PROCESS")]
+    owned: Option<u32>,
 }
 
 /// A host and a port, as they are written.
@@ -94,8 +94,8 @@ impl RankArgs {
         }
     }
 
-    /// Whether this process was started by its leader.
-    pub(crate) fn is_owned(&self) -> bool {
+    /// The process of the leader, if that has started this one.
+    pub(crate) fn owner(&self) -> Option<u32> {
         self.owned
     }
 

@@ -130,6 +130,15 @@ fn a_rank_that_nobody_meets_gives_up_in_time() {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
+/// As a follower finds it that is started while its leader is killed.
+#[test]
+fn a_follower_whose_leader_is_gone_ends_at_once() {
+    let started = Instant::now();
+    run(&mut rank("1", &free(), &["--owned", "1"]))
+        .failed(3, &["rank 0, which started this process, has ended"]);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
 /// Both sides name both values.
 #[test]
 fn ranks_with_other_settings_are_refused_on_both_sides() {
