@@ -185,7 +185,8 @@ impl Communicator {
         setup::join(self, device, exchange)
     }
 
-    /// What carries the collectives, and why, for people: the same words on both ranks.
+    /// What carries the collectives, and why, for people. Both ranks chose the same; where times decided, in the same
+    /// words.
     pub fn means(&self) -> &str {
         match &self.0.means {
             Means::Host { .. } => "the host device's own collectives, over its link",
@@ -287,7 +288,9 @@ impl Communicator {
     /// emission with its collectives, keep the stream, whose last handle waits for its work, then call this. It aborts at
     /// once, which is what ends kernels that wait for the peer, and returns when the last graph is gone; the device is
     /// fit for use then. NCCL's calls are made on a helper thread, so this returns at the deadline at the latest.
-    /// Without this call NCCL's communicator leaks: no destructor ends it.
+    /// Without this call NCCL's communicator leaks: no destructor ends it. The memory that the ranks map of each other
+    /// is given up too; after any end that is not in order, 2 MiB of it stay until the process ends, since the peer's
+    /// device may still write them.
     ///
     /// # Errors
     /// Some still hold it at the deadline; unless it was stopped, nothing has ended, and another handle can close it

@@ -196,6 +196,7 @@ impl Rank {
     fn new(side: Communicator, exchange: Exchange) -> Rank {
         assert_eq!(graph::nccl_environment(), [], "the test program sets all that is needed");
         let (device, host_epoch, begun) = (device(side.rank()), side.epoch(), Instant::now());
+        eprintln!("rank {}: {} MiB are free before it", side.rank(), device.free_bytes() >> 20);
         let end = side.on_cuda_with(&device, exchange).unwrap();
         assert_ne!(end.epoch(), host_epoch);
         eprintln!("rank {}: {} after {:.1?}", end.rank(), end.nccl().unwrap(), begun.elapsed());
@@ -709,8 +710,12 @@ fn close_alone(rank: Rank, exec: Exec) {
     well(&rank);
     let left = if rank.pushes() { LEFT } else { 0 };
     let Rank { device, stream, end, data } = rank;
+    let own = end.rank();
     drop((stream, data, end));
     is_used(&device, left);
+    // What was released is freed at the next allocation.
+    drop(device.arena("any", 1).unwrap());
+    eprintln!("rank {own}: {} MiB are free after that", device.free_bytes() >> 20);
 }
 
 fn waiting(rank: Rank) {

@@ -197,7 +197,7 @@ impl Drop for Inbox {
         self.cuda.release(Release::Device(self.words, WORDS_BYTES));
         // The other rank's device may still write a buffer that is not freed by now. It stays, and with it the context.
         if self.buffer.get_mut().is_some() {
-            std::mem::forget(self.cuda.clone());
+            std::mem::forget(self.cuda.context().clone());
         }
     }
 }
