@@ -30,10 +30,13 @@ struct Parts<'a>(&'a [usize]);
 impl Parts<'_> {
     /// All words if what is at (rank, index) of a part is `word`.
     fn words(&self, word: impl Fn(usize, usize) -> f32) -> Vec<f32> {
-        let all = self.0.iter().flat_map(|&words| [0, 1].map(|rank| (rank, words)));
-        all.flat_map(|(rank, words)| (0..words).map(move |index| (rank, index)))
-            .map(|(rank, index)| word(rank, index))
-            .collect()
+        let mut all = Vec::with_capacity(2 * self.0.iter().sum::<usize>());
+        for &words in self.0 {
+            for rank in [0, 1] {
+                all.extend((0..words).map(|index| word(rank, index)));
+            }
+        }
+        all
     }
 
     fn emission(&self, end: &Communicator, data: &Arena, what: What) -> Result<Emission> {
