@@ -8,8 +8,20 @@
 //! later collective fails at once, and the peer finds its end of the link closed.
 //!
 //! **Two kinds.** A communicator as it is made is for the host device, over memory or a socket. From such an end both
-//! ranks can make one for CUDA ([`Communicator::on_cuda`]), whose collectives NCCL queues or captures. There nothing
-//! compares what meets what: ranks that queue different collectives wait for each other until one is stopped.
+//! ranks can make one for CUDA ([`Communicator::on_cuda`]). There nothing compares what meets what: ranks that queue
+//! different collectives wait for each other until one is stopped.
+//!
+//! **Two means on CUDA** ([`Exchange`]). NCCL carries everything. Between two devices of one host, gathers of up to a
+//! mebibyte of each rank can be pushed over peer memory by a kernel of this crate, which takes less than half of the
+//! time for small ones. Which of the two carries a gather depends on its size alone, so it is the same on both ranks,
+//! and both bring the same bytes.
+//!
+//! **What a waiting host must check.** A pushed gather that is given up (after [`Communicator::stop`], the end of the
+//! peer, or the wait) ends as work that is done: the stream goes on, later gathers of this communicator do nothing, and
+//! what all of them should have brought is void. No call fails for that. So whoever reads the result of work with
+//! collectives waits for it first (an event, a synchronisation) and then asks [`Communicator::ended`]: if that is
+//! `None`, every gather that the work had was whole; if not, the result is void. The question reads a word of host
+//! memory.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -20,6 +32,8 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex};
 
 mod group;
 mod link;
+mod measure;
+mod proof;
 mod setup;
 mod wire;
 
@@ -27,8 +41,10 @@ use crate::arena;
 use crate::cuda::{self, NcclLibrary};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::stream::Stream;
 use group::Group;
 use link::Link;
+pub use measure::GatherTimes;
 use wire::{Meeting, Operation};
 
 /// How many ranks there are.
@@ -40,7 +56,29 @@ const TEST_BYTES: usize = 256;
 /// One rank's end of a group of two. Clones are handles to the same end; when the last one goes, the peer finds
 /// the link closed.
 #[derive(Clone)]
-pub struct Communicator(Arc<End>);
+pub struct Communicator(Arc<End>, Exchange);
+
+/// What carries the gathers of a communicator for CUDA devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Exchange {
+    /// What is faster: both ranks measure it once, when the communicator is made.
+    #[default]
+    Auto,
+    /// NCCL, as for sends and receives.
+    Nccl,
+    /// A kernel that pushes over peer memory, for parts of up to a mebibyte; NCCL for larger ones.
+    Push,
+}
+
+impl fmt::Display for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Exchange::Auto => "auto",
+            Exchange::Nccl => "nccl",
+            Exchange::Push => "push",
+        })
+    }
+}
 
 struct End {
     rank: usize,
@@ -59,8 +97,8 @@ enum Means {
     /// This process, when the host device runs a collective. `turn` is the number of the next collective; whoever has
     /// it locked is in one.
     Host { link: Link, turn: Mutex<u64> },
-    /// NCCL, on streams of a CUDA device.
-    Nccl(Group),
+    /// NCCL and push, on streams of a CUDA device.
+    Cuda(Box<Group>),
 }
 
 /// What a collective does.
@@ -110,7 +148,7 @@ impl Communicator {
     }
 
     fn with(rank: usize, wait: Duration, means: Means) -> Communicator {
-        Communicator(Arc::new(End {
+        let end = End {
             rank,
             epoch: arena::next_epoch(),
             wait,
@@ -118,34 +156,103 @@ impl Communicator {
             ended: OnceLock::new(),
             held: Mutex::new(0),
             let_go: Condvar::new(),
-        }))
+        };
+        Communicator(Arc::new(end), Exchange::Auto)
     }
 
     /// Makes a communicator for `device`, a CUDA device, which this rank alone has, with the peer, who makes one too at
-    /// the same time. Its collectives are NCCL's. They are for one stream: the first that is given some.
+    /// the same time. Its collectives are for one stream: the first that is given some. Gathers are carried by what is
+    /// faster ([`Exchange::Auto`]).
     ///
-    /// Every step takes at most this end's `wait`; the last is a test of all collectives, so that what a first use
-    /// costs is paid before any capture. This end becomes the new one's side: [`Communicator::stop`] and the death of
-    /// a rank reach the peer over it, and nothing else may use it.
+    /// Every step takes at most this end's `wait`; the last are tests of all collectives, launched and replayed, so that
+    /// what a first use costs is paid before any capture. This end becomes the new one's side: [`Communicator::stop`]
+    /// and the death of a rank reach the peer over it, and nothing else may use it.
     ///
     /// # Errors
     /// `device` is a host device; the environment lacks something ([`nccl_environment`](crate::nccl_environment)); NCCL
     /// is missing, or the ranks have different ones; it could not start, or its test failed; or one of these on the
     /// other rank. This end has ended then.
     pub fn on_cuda(self, device: &Device) -> Result<Communicator> {
-        setup::join(self, device)
+        self.on_cuda_with(device, Exchange::Auto)
+    }
+
+    /// As [`Communicator::on_cuda`], with gathers carried by `exchange`, which both ranks ask for alike.
+    ///
+    /// # Errors
+    /// As there; the ranks ask for different means; or [`Exchange::Push`] is asked for and cannot be: the error says
+    /// why.
+    pub fn on_cuda_with(self, device: &Device, exchange: Exchange) -> Result<Communicator> {
+        setup::join(self, device, exchange)
+    }
+
+    /// What carries the collectives, and why, for people. Both ranks chose the same; where times decided, in the same
+    /// words.
+    pub fn means(&self) -> &str {
+        match &self.0.means {
+            Means::Host { .. } => "the host device's own collectives, over its link",
+            Means::Cuda(group) => group.means(),
+        }
+    }
+
+    /// A handle to the same end whose gathers are carried by `exchange`; by what was chosen at the start if that is
+    /// [`Exchange::Auto`]. Both ranks queue the same gathers by the same means, or wait for each other until one is
+    /// stopped.
+    ///
+    /// # Errors
+    /// It is for a host device; or there is no push between these ranks.
+    pub fn carried_by(&self, exchange: Exchange) -> Result<Communicator> {
+        let refused = |why: &str| self.refused(why.into());
+        match &self.0.means {
+            Means::Host { .. } => Err(refused("it is for a host device, which has one means for all")),
+            Means::Cuda(group) if exchange == Exchange::Push && group.push().is_none() => {
+                Err(refused(&format!("there is no push over peer memory: {}", group.means())))
+            }
+            Means::Cuda(_) => Ok(Communicator(self.0.clone(), exchange)),
+        }
+    }
+
+    /// What gathers take on the device by each means that there is, in parts of each of `sizes`: on both ranks at
+    /// once, with the same sizes. `stream` is the one that has this communicator's collectives, or will have them.
+    ///
+    /// # Errors
+    /// It is for a host device; or device work failed.
+    pub fn measure(&self, stream: &Stream, sizes: &[usize]) -> Result<Vec<GatherTimes>> {
+        measure::all(self, stream, sizes)
+    }
+
+    /// Has pushed gathers count on from `epoch`: for tests of what happens when epochs start anew. Both ranks do it
+    /// while none is under way on either.
+    ///
+    /// # Errors
+    /// There is no push; or the device failed.
+    #[doc(hidden)]
+    pub fn plant_epochs(&self, epoch: u32) -> Result<()> {
+        match self.group().and_then(Group::push) {
+            Some(push) => push.plant(epoch),
+            None => Err(self.refused("there is no push over peer memory".into())),
+        }
+    }
+
+    fn group(&self) -> Option<&Group> {
+        match &self.0.means {
+            Means::Host { .. } => None,
+            Means::Cuda(group) => Some(group),
+        }
     }
 
     /// The NCCL library whose collectives these are, if they are for a CUDA device.
     pub fn nccl(&self) -> Option<&NcclLibrary> {
-        match &self.0.means {
-            Means::Host { .. } => None,
-            Means::Nccl(group) => Some(group.library()),
-        }
+        self.group().map(Group::library)
     }
 
-    /// Why there are no more collectives, once there are none.
+    /// Why there are no more collectives, once there are none. Whoever has waited for work with collectives on a CUDA
+    /// device asks this before using the result: unless this is `None`, the result is void.
     pub fn ended(&self) -> Option<&str> {
+        if self.0.ended.get().is_none()
+            && let Some(why) = self.group().and_then(Group::failed)
+        {
+            self.end(why.into());
+        }
         self.0.ended.get().map(String::as_str)
     }
 
@@ -168,8 +275,8 @@ impl Communicator {
     /// as the link closes, at the peer. The first reason stays.
     ///
     /// On a CUDA device what is queued later is refused, and so are replays; whoever waits for work with collectives is
-    /// told, and what it would have left must not be used. What runs in a kernel already and waits for its peer is ended
-    /// by [`Communicator::close`] alone.
+    /// told, and what it would have left must not be used. What runs in a kernel already and waits for its peer: pushed
+    /// gathers give up within milliseconds; NCCL's collectives are ended by [`Communicator::close`] alone.
     pub fn stop(&self, why: &str) {
         self.end(format!("it was stopped: {why}"));
     }
@@ -181,14 +288,16 @@ impl Communicator {
     /// emission with its collectives, keep the stream, whose last handle waits for its work, then call this. It aborts at
     /// once, which is what ends kernels that wait for the peer, and returns when the last graph is gone; the device is
     /// fit for use then. NCCL's calls are made on a helper thread, so this returns at the deadline at the latest.
-    /// Without this call NCCL's communicator leaks: no destructor ends it.
+    /// Without this call NCCL's communicator leaks: no destructor ends it. The memory that the ranks map of each other
+    /// is given up too; after any end that is not in order, 2 MiB of it stay until the process ends, since the peer's
+    /// device may still write them.
     ///
     /// # Errors
     /// Some still hold it at the deadline; unless it was stopped, nothing has ended, and another handle can close it
     /// later. Or NCCL has not ended it by then: another handle can go on to wait, and if that fails too, only the end
     /// of the process ends it.
     pub fn close(self, deadline: Duration) -> Result<()> {
-        if let Means::Nccl(group) = &self.0.means {
+        if let Means::Cuda(group) = &self.0.means {
             return group.close(&self, deadline);
         }
         let started = Instant::now();
@@ -232,23 +341,26 @@ impl Communicator {
         let _ = self.0.ended.set(why);
         match &self.0.means {
             Means::Host { link, .. } => link.shut(),
-            Means::Nccl(group) => group.side.end(self.0.ended.get().cloned().unwrap_or_default()),
+            Means::Cuda(group) => {
+                group.stop();
+                group.side.end(self.0.ended.get().cloned().unwrap_or_default());
+            }
         }
     }
 
-    /// Refuses collectives on a host device if they are NCCL's.
+    /// Refuses collectives on a host device if they are for a CUDA device.
     pub(crate) fn admit_host(&self) -> Result<()> {
         match &self.0.means {
             Means::Host { .. } => Ok(()),
-            Means::Nccl(_) => {
+            Means::Cuda(_) => {
                 Err(self.refused("it is for a CUDA device; use a stream of that, or a host end".into()))
             }
         }
     }
 
-    /// Refuses collectives on a CUDA stream if they are not NCCL's, have ended, or are for another stream.
+    /// Refuses collectives on a CUDA stream if they are for a host device, have ended, or are for another stream.
     pub(crate) fn admit(&self, queue: &Arc<cuda::Queue>) -> Result<()> {
-        let Means::Nccl(group) = &self.0.means else {
+        let Means::Cuda(group) = &self.0.means else {
             return Err(self.refused("it is for a host device; make one for this device (`on_cuda`)".into()));
         };
         match self.ended() {
@@ -288,15 +400,31 @@ impl Communicator {
     pub(crate) fn handle(&self) -> Result<MappedMutexGuard<'_, cuda::Handle>, String> {
         let ended = || format!("the communicator had ended: {}", self.ended().unwrap_or("it was closed"));
         match &self.0.means {
-            Means::Nccl(group) if self.ended().is_none() => group.handle().ok_or_else(ended),
-            Means::Nccl(_) => Err(ended()),
+            Means::Cuda(group) if self.ended().is_none() => group.handle().ok_or_else(ended),
+            Means::Cuda(_) => Err(ended()),
             Means::Host { .. } => Err("the communicator is for a host device".into()),
         }
     }
 
     /// Whether NCCL's communicator has been ended: no work waits in its kernels any more.
     fn is_over(&self) -> bool {
-        matches!(&self.0.means, Means::Nccl(group) if group.is_over())
+        self.group().is_some_and(Group::is_over)
+    }
+
+    /// What pushes this collective over peer memory; if nothing does, it is NCCL's.
+    pub(crate) fn push(&self, what: Collective, bytes: usize) -> Option<&cuda::Push> {
+        let group = self.group()?;
+        let asked = match self.1 {
+            Exchange::Auto => group.pushes(),
+            exchange => exchange == Exchange::Push,
+        };
+        let pushed = asked && what == Collective::Gather && bytes <= cuda::MOST_BYTES;
+        if pushed { group.push() } else { None }
+    }
+
+    /// What carries the gathers of this handle, for digests.
+    pub(crate) fn exchange(&self) -> Exchange {
+        self.1
     }
 
     /// Finds out whether the peer has closed its end; of a host end.
@@ -389,7 +517,7 @@ impl Parties {
     /// Those that work may still wait for.
     pub(crate) fn live(&self) -> Vec<Communicator> {
         let ends = self.0.lock();
-        let live = ends.iter().filter_map(Weak::upgrade).map(Communicator);
+        let live = ends.iter().filter_map(Weak::upgrade).map(|end| Communicator(end, Exchange::Auto));
         live.filter(|communicator| !communicator.is_over()).collect()
     }
 }

@@ -142,7 +142,10 @@ impl Emission {
 
     /// The index of a communicator, which is held from now on.
     fn hold(&mut self, communicator: &Communicator) -> usize {
-        let same = |held: &Held| held.communicator().epoch() == communicator.epoch();
+        let same = |held: &Held| {
+            let held = held.communicator();
+            held.epoch() == communicator.epoch() && held.exchange() == communicator.exchange()
+        };
         self.communicators.iter().position(same).unwrap_or_else(|| {
             self.communicators.push(Held::new(communicator));
             self.communicators.len() - 1
@@ -266,7 +269,8 @@ impl Emission {
 
     /// The digest of every entry in order: of a launch all that either device is told, which is kernel,
     /// element, twin, grid and argument bytes; of copies and fills addresses and sizes; of collectives also what is
-    /// done, the rank, and the communicator's epoch.
+    /// done, the rank, the communicator's epoch, and what this handle to it wants gathers carried by: with the epoch,
+    /// which stands for what both ranks chose, that and the size say which kernel runs.
     pub fn digest(&self) -> Digest {
         let mut digest = Digester::new();
         for entry in &self.entries {
@@ -287,6 +291,7 @@ impl Emission {
                     let end = self.communicator(communicator);
                     let [rank, ranks] = [end.rank(), end.ranks()].map(|number| number as u64);
                     digest.number(3).number(what as u64).number(end.epoch()).number(rank).number(ranks);
+                    digest.number(end.exchange() as u64);
                     digest.number(at.address()).number(bytes as u64);
                 }
             }

@@ -33,7 +33,7 @@ pub mod stream;
 pub use address::Ptr;
 pub use arena::{Arena, Pinned, Slab};
 pub use bank::{Bank, BankCounts, How};
-pub use communicator::{Collective, Communicator};
+pub use communicator::{Collective, Communicator, Exchange, GatherTimes};
 pub use cuda::{CudaOptions, NcclLibrary, nccl_environment, nccl_library};
 pub use device::Device;
 pub use digest::{Digest, Digester};

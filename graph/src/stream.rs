@@ -164,6 +164,17 @@ impl Stream {
         }
     }
 
+    /// Marks this point, to tell how long what comes behind takes; of a CUDA stream.
+    pub(crate) fn lap(&self) -> Result<cuda::Lap> {
+        match &self.queue {
+            Queue::Cuda(queue) => queue.lap(),
+            Queue::Host(..) => Err(Error::Missing {
+                what: "the clock of a host stream".into(),
+                why: "its work runs when something waits for it; time the wait".into(),
+            }),
+        }
+    }
+
     /// What a capture of `emission` on this stream becomes.
     pub(crate) fn instantiate(&self, label: &str, emission: &Emission) -> Result<Form> {
         match &self.queue {

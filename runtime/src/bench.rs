@@ -14,9 +14,10 @@ mod rig;
 use std::path::Path;
 
 use ::kernels::numerics::ElementType;
+use graph::Exchange;
 
 pub use kernels::{KernelRow, KernelTable};
-pub use pair::{PairLine, PairPrompt, Rounds, run_pair};
+pub use pair::{GatherLine, PairLine, PairPrompt, Rounds, run_pair};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
 
 use crate::engine::{Class, EngineOptions, open_opened};
@@ -37,6 +38,8 @@ pub struct BenchOptions {
     pub load: Load,
     /// Where the n-gram tables live.
     pub table: TablePlace,
+    /// What carries the gathers of two ranks.
+    pub exchange: Exchange,
     /// Lanes of the decode rounds.
     pub rows: Vec<usize>,
     /// Positions that their rows see.
@@ -158,6 +161,7 @@ fn engine_options(opened: &Opened, options: &BenchOptions, steps: usize) -> Resu
         load: options.load,
         text: false,
         table: options.table,
+        exchange: options.exchange,
         classes: vec![Class { context: positions as u32, lanes: lanes as u16, pages: pages as u32 }],
         page_memory: options.page_memory,
         slab_lanes: lanes as u16,

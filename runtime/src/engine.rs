@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use graph::{Bank, BankCounts, Digest, Digester, How, Pending, Stream};
+use graph::{Bank, BankCounts, Digest, Digester, GatherTimes, How, Pending, Stream};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
@@ -351,6 +351,22 @@ impl Engine {
         self.state.set_graphs(on);
     }
 
+    /// Measures gathers of two ranks on CUDA devices, by every means there is; of others there is nothing to measure.
+    /// For benches, between rounds.
+    ///
+    /// # Errors
+    /// The device failed, or the other rank is gone.
+    pub fn measure_gathers(&self) -> Result<Vec<GatherTimes>, Error> {
+        const BYTES: [usize; 5] = [5 << 10, 10 << 10, 20 << 10, 64 << 10, 512 << 10];
+        let own =
+            self.runner.model.communicator.as_ref().filter(|communicator| communicator.nccl().is_some());
+        let Some(communicator) = own else { return Ok(Vec::new()) };
+        if let Some(peer) = &self.peer {
+            peer.measure()?;
+        }
+        Ok(communicator.measure(&self.runner.stream, &BYTES)?)
+    }
+
     /// What was done so far.
     pub fn stats(&self) -> Stats {
         let pools =
@@ -557,6 +573,7 @@ impl Engine {
                 Order::Submit(id, submission) => self.submit(id, submission, Sink::new(|_| Ok(()))),
                 Order::Cancel(id) => self.cancel(id),
                 Order::Graphs(on) => self.set_graphs(on),
+                Order::Measure => drop(self.measure_gathers()?),
                 Order::Turn => {
                     self.take_turn()?;
                     self.runner.stream.progress()?;

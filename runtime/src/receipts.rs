@@ -8,7 +8,7 @@ mod schedule;
 use std::fmt;
 use std::path::Path;
 
-use graph::Digester;
+use graph::{Digester, Exchange};
 use kernels::numerics::ElementType;
 
 pub use schedule::{Life, Planned, Random, Schedule, Trail, play};
@@ -31,6 +31,8 @@ pub struct CheckOptions {
     pub load: Load,
     /// Where the n-gram tables live.
     pub table: TablePlace,
+    /// What carries the gathers of two ranks.
+    pub exchange: Exchange,
     /// Random schedules per equality.
     pub cases: u32,
     /// Seed of the schedules.
@@ -214,6 +216,7 @@ pub fn engine_options(options: &CheckOptions) -> EngineOptions {
         element: options.element,
         load: options.load,
         table: options.table,
+        exchange: options.exchange,
         classes: vec![Class { context: 0, lanes: 8, pages: 0 }],
         slab_lanes: 8,
         piece_rows: 128,

@@ -19,7 +19,7 @@ use runtime::open::{Load, Opened, Progress};
 use runtime::probe::{self, LogitsOptions, LogitsRequest};
 use runtime::quality;
 use runtime::ranks::Rank;
-use runtime::receipts::{self, Receipt};
+use runtime::receipts::{self, CheckOptions, Receipt};
 use runtime::weights::{DenseForm, WeightForm};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -88,7 +88,7 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
 /// `roundhouse check`: one receipt per equality; with --dense fp8 also what that changes.
 pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
     let chosen = args.run.choose()?;
-    let checked = chosen.receipts(args.cases, args.seed);
+    let checked = CheckOptions { exchange: args.ranks.exchange(), ..chosen.receipts(args.cases, args.seed) };
     let options = receipts::engine_options(&checked);
     let Begun::Leads(rank) = ranks::begin(&args.ranks, &args.model, &options)? else { return Ok(()) };
     note(chosen.opening(&args.model));

@@ -159,6 +159,7 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
         .with("--load", format!("{:?}", options.load))
         .with("--table", format!("{:?}", options.table))
         .with("--graphs", options.graphs)
+        .with("--exchange", options.exchange)
         .with("--lanes", class.lanes)
         .with("--context", class.context)
         .with("--memory", options.page_memory.map_or("not set".into(), |bytes| bytes.to_string()))

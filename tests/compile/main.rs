@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 
+use graph::cuda::EXCHANGE;
 use graph::cuda::code::{self, Resources};
 use graph::{Definition, Source, Twin};
 use kernels::source::ALL;
@@ -74,7 +75,7 @@ fn trial(
 
 /// Every source that a twin is in, for every architecture.
 fn units() -> Vec<Unit> {
-    let sources = code::by_source(ALL);
+    let sources = code::by_source(&[ALL, &[&EXCHANGE]].concat());
     let all = ARCHITECTURES.iter().flat_map(|architecture| {
         sources.iter().map(move |(source, definitions)| Unit {
             source,

@@ -16,6 +16,7 @@ use crate::{Converted, MATRICES, TABLES, tiny, to};
 #[test]
 fn receipts_hold_in_every_format() {
     let options = CheckOptions {
+        exchange: graph::Exchange::Auto,
         place: Place::Host,
         element: ElementType::Bf16,
         load: Load::default(),

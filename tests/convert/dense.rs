@@ -45,6 +45,7 @@ fn quantised_while_loading_is_quantised_by_a_conversion() {
 #[test]
 fn receipts_hold_and_say_what_it_changes() {
     let options = CheckOptions {
+        exchange: graph::Exchange::Auto,
         place: Place::Host,
         element: ElementType::Bf16,
         load: FP8,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use graph::{CudaOptions, Device, Digest};
+use graph::{CudaOptions, Device, Digest, Exchange};
 use kernels::numerics::ElementType;
 use runtime::checkpoint::layout::Format;
 use runtime::convert::{ConvertOptions, convert};
@@ -348,7 +348,8 @@ fn receipts_hold_in_every_format() {
     let tiny = repository("models/tiny");
     let check = |dir: &Path, load, words: &str| {
         let (place, element, table) = (Place::Cuda(0), ElementType::Bf16, TablePlace::Device);
-        let options = CheckOptions { place, element, load, table, cases: 2, seed: 3 };
+        let options =
+            CheckOptions { place, element, load, table, exchange: Exchange::Auto, cases: 2, seed: 3 };
         for receipt in check(dir, &options, None).unwrap_or_else(|error| panic!("{words}: {error}")) {
             assert!(receipt.passed && receipt.ids > 0, "{words}: {receipt}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use graph::Planted;
+use graph::{Exchange, Planted};
 use planner::{ClassId, RequestId};
 use runtime::checkpoint::layout::Format;
 use runtime::convert::{ConvertOptions, Source, convert};
@@ -44,7 +44,11 @@ const PATIENCE: Patience = Patience { start: Duration::from_secs(60), answer: Du
 const SOON: Duration = Duration::from_secs(10);
 
 fn pair(case: &str, dir: &Path) {
-    ranks(&format!("{PAIR}{case}:{}", dir.display()));
+    pair_over(Exchange::Auto, case, dir);
+}
+
+fn pair_over(exchange: Exchange, case: &str, dir: &Path) {
+    ranks(&format!("{PAIR}{case}:{}", dir.display()), exchange);
 }
 
 fn formats() {
@@ -56,6 +60,7 @@ fn formats() {
     ] {
         pair("one", &repository(dir));
     }
+    pair_over(Exchange::Nccl, "one", &repository("models/tiny"));
 }
 
 /// Four layers with the widths, heads and ids of the real model, and fewer experts and rows of n-grams.
@@ -79,7 +84,7 @@ fn real_widths() {
 }
 
 /// Does a rank's part of a case, if it is one of this file's.
-pub(crate) fn child(case: &str, rank: usize, port: &str) -> bool {
+pub(crate) fn child(case: &str, exchange: Exchange, rank: usize, port: &str) -> bool {
     let Some((case, dir)) = case.strip_prefix(PAIR).and_then(|case| case.split_once(':')) else {
         return false;
     };
@@ -92,7 +97,7 @@ pub(crate) fn child(case: &str, rank: usize, port: &str) -> bool {
         }
         _ => Rank::follow(&format!("127.0.0.1:{port}"), &hello, PATIENCE),
     };
-    let met = met.unwrap_or_else(|error| panic!("{error}"));
+    let met = Met(met.unwrap_or_else(|error| panic!("{error}")), exchange);
     let dir = Path::new(dir);
     match (case, rank) {
         ("one", 0) => two_are_one(dir, met),
@@ -133,12 +138,16 @@ pub(crate) fn child(case: &str, rank: usize, port: &str) -> bool {
     true
 }
 
-fn opened(dir: &Path, options: &EngineOptions, rank: Rank) -> Engine {
-    open_rank(dir, options, rank, &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine
+/// A rank that has met the other, and what is to carry their gathers.
+struct Met(Rank, Exchange);
+
+fn opened(dir: &Path, options: &EngineOptions, Met(rank, exchange): Met) -> Engine {
+    let options = EngineOptions { exchange, ..options.clone() };
+    open_rank(dir, &options, rank, &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine
 }
 
-fn follow(dir: &Path, options: &EngineOptions, rank: Rank) {
-    opened(dir, options, rank).follow().unwrap_or_else(|error| panic!("{error}"));
+fn follow(dir: &Path, options: &EngineOptions, met: Met) {
+    opened(dir, options, met).follow().unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn alone(dir: &Path, options: &EngineOptions) -> Engine {
@@ -211,8 +220,8 @@ fn same(schedules: &[Schedule], two: &[Trail], one: &[Trail]) {
     }
 }
 
-fn two_are_one(dir: &Path, rank: Rank) {
-    let mut pair = opened(dir, &seen_whole(0), rank);
+fn two_are_one(dir: &Path, met: Met) {
+    let mut pair = opened(dir, &seen_whole(0), met);
     let schedules = schedules(pair.runner().model.config.vocab_size as u32, 40);
     let two = played(&mut pair, &schedules);
     let (stats, slabs) = (pair.stats(), pair.slabs().len());
@@ -235,8 +244,8 @@ fn churning(rank: usize) -> EngineOptions {
     }
 }
 
-fn churns(dir: &Path, rank: Rank) {
-    let mut pair = opened(dir, &churning(0), rank);
+fn churns(dir: &Path, met: Met) {
+    let mut pair = opened(dir, &churning(0), met);
     let device = pair.runner().device.clone();
     churn(&mut pair, 1_000, 1056);
     let (used, free, begun) = (device.used_bytes(), device.free_bytes(), Instant::now());
@@ -250,8 +259,8 @@ fn churns(dir: &Path, rank: Rank) {
     end(pair);
 }
 
-fn all_eager(dir: &Path, options: &EngineOptions, rank: Rank) {
-    let mut pair = opened(dir, options, rank);
+fn all_eager(dir: &Path, options: &EngineOptions, met: Met) {
+    let mut pair = opened(dir, options, met);
     let schedules = schedules(1056, 6).split_off(1);
     let two = played(&mut pair, &schedules);
     assert_eq!(pair.stats().graphs, 0);
@@ -284,8 +293,8 @@ fn fails(mut pair: Engine) {
 }
 
 /// More lanes than the first slab has are wanted, and one rank has no memory for them.
-fn waits(dir: &Path, rank: Rank) {
-    let mut pair = opened(dir, &tight(0), rank);
+fn waits(dir: &Path, met: Met) {
+    let mut pair = opened(dir, &tight(0), met);
     let mut schedules = schedules(1056, 4).split_off(1);
     schedules
         .iter_mut()

@@ -1,4 +1,4 @@
-//! Collectives of two ranks over NCCL. A rank is a process with a device of its own: this program, started again.
+//! Collectives of two ranks, over NCCL and pushed over peer memory. A rank is a process with a device of its own: this program, started again.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -8,23 +8,37 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use graph::Exchange::{self, Auto, Nccl, Push};
 use graph::host::HostOptions;
-use graph::{Arena, Communicator, CudaOptions, Device, Emission, Error, Exec, Recording, Stream};
+use graph::{Arena, Communicator, CudaOptions, Device, Emission, Error, Event, Exec, Recording, Stream};
 
 use crate::pair;
 use crate::rig::{Add, AddArgs};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("collectives_move_the_right_bytes_at_every_size", || ranks("bytes")),
-    ("captured_and_replayed_is_eager_byte_for_byte", || ranks("replays")),
-    ("only_the_first_stream_has_collectives", || ranks("streams")),
-    ("another_library_on_the_other_rank_is_refused", || ranks("libraries")),
-    ("close_says_how_many_hold_it_and_both_ranks_end_in_order", || ranks("close")),
-    ("a_stop_reaches_both_ranks", || ranks("stop")),
-    ("what_waits_for_a_killed_peer_ends_and_the_device_is_well", || ranks("killed")),
+    ("collectives_move_the_right_bytes_at_every_size", || ranks("bytes", Nccl)),
+    ("pushed_gathers_move_the_right_bytes_at_every_size", || ranks("bytes", Push)),
+    ("captured_and_replayed_is_eager_byte_for_byte", || ranks("replays", Nccl)),
+    ("pushed_captured_and_replayed_is_eager_byte_for_byte", || ranks("replays", Push)),
+    ("gathers_of_all_sizes_in_any_order_are_those_of_nccl", || ranks("mixed", Push)),
+    ("epochs_start_anew", || ranks("wrap", Push)),
+    ("only_the_first_stream_has_collectives", || ranks("streams", Auto)),
+    ("another_library_on_the_other_rank_is_refused", || ranks("libraries", Auto)),
+    ("other_means_on_the_other_rank_are_refused", || ranks("differ", Auto)),
+    ("what_carries_gathers_is_said_and_chosen_alike", || ranks("chosen", Auto)),
+    ("every_means_is_measured", || ranks("times", Auto)),
+    ("close_says_how_many_hold_it_and_both_ranks_end_in_order", || ranks("close", Nccl)),
+    ("close_ends_push_in_order_and_its_memory_is_free", || ranks("close", Push)),
+    ("a_stop_reaches_both_ranks", || ranks("stop", Nccl)),
+    ("a_stop_reaches_both_ranks_that_push", || ranks("stop", Push)),
+    ("a_stop_reaches_pushed_gathers_that_wait", || ranks("waiting", Push)),
+    ("pushed_gathers_end_by_themselves_after_the_wait", || ranks("late", Push)),
+    ("what_waits_for_a_killed_peer_ends_and_the_device_is_well", || ranks("killed", Nccl)),
+    ("pushed_gathers_that_wait_for_a_killed_peer_end_and_the_device_is_well", || ranks("killed", Push)),
 ];
 
-/// Says to a process of this program which rank it is and in which test: `CASE RANK PORT`. Rank 0 tells the port.
+/// Says to a process of this program which rank it is, in which test, and what carries gathers there: `CASE EXCHANGE
+/// RANK PORT`. Rank 0 tells the port.
 const RANK: &str = "GPU_SUITE_RANK";
 /// What NCCL must find (`graph::nccl_environment` is asked in each rank whether that is all).
 const ENVIRONMENT: [(&str, &str); 2] = [("NCCL_GRAPH_MIXING_SUPPORT", "0"), ("NCCL_NVLS_ENABLE", "0")];
@@ -32,6 +46,10 @@ const ENVIRONMENT: [(&str, &str); 2] = [("NCCL_GRAPH_MIXING_SUPPORT", "0"), ("NC
 const LIMIT: Duration = Duration::from_secs(120);
 /// What one step of two live ranks may take.
 const WAIT: Duration = Duration::from_secs(40);
+/// What one step may take where a gather is to wait for so long.
+const LATE: Duration = Duration::from_secs(15);
+/// What pushed gathers may take to see a stop word: a replay of 96 that wait is through within milliseconds.
+const DRAIN: Duration = Duration::from_millis(250);
 /// What ending may take.
 const END: Duration = Duration::from_secs(10);
 
@@ -47,9 +65,13 @@ pub(crate) fn lacks() -> Option<String> {
 /// Does a rank's part of a test if this process was started for that.
 pub(crate) fn child() -> Option<ExitCode> {
     let told = env::var(RANK).ok()?;
-    let [case, rank, port] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{RANK}={told}") };
+    let [case, exchange, rank, port] = told.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{RANK}={told}")
+    };
+    let exchange = [Auto, Nccl, Push].into_iter().find(|known| known.to_string() == exchange);
+    let exchange = exchange.expect("a means");
     let rank: usize = rank.parse().expect("a rank");
-    if pair::child(case, rank, port) {
+    if pair::child(case, exchange, rank, port) {
         return Some(ExitCode::SUCCESS);
     }
     let stream = match rank {
@@ -60,15 +82,23 @@ pub(crate) fn child() -> Option<ExitCode> {
         }
         _ => TcpStream::connect(("127.0.0.1", port.parse().expect("a port"))).unwrap(),
     };
-    let side = Communicator::over(stream, rank, WAIT).unwrap();
+    let wait = if case == "late" { LATE } else { WAIT };
+    let side = Communicator::over(stream, rank, wait).unwrap();
     match case {
-        "bytes" => bytes(Rank::new(side)),
-        "replays" => replays(Rank::new(side)),
+        "bytes" => bytes(Rank::new(side, exchange)),
+        "replays" => replays(Rank::new(side, exchange)),
+        "mixed" => mixed(Rank::new(side, exchange)),
+        "wrap" => wrap(Rank::new(side, exchange)),
         "streams" => streams(side),
         "libraries" => libraries(side),
-        "close" => close(Rank::new(side)),
-        "stop" => stop(Rank::new(side)),
-        "killed" => killed(Rank::new(side)),
+        "differ" => differ(side),
+        "chosen" => chosen(Rank::new(side, exchange)),
+        "times" => times(Rank::new(side, exchange)),
+        "close" => close(Rank::new(side, exchange)),
+        "stop" => stop(Rank::new(side, exchange)),
+        "waiting" => waiting(Rank::new(side, exchange)),
+        "late" => late(Rank::new(side, exchange)),
+        "killed" => killed(Rank::new(side, exchange)),
         other => panic!("no test is called {other}"),
     }
     Some(ExitCode::SUCCESS)
@@ -87,9 +117,12 @@ pub(crate) fn say(line: &str) {
 struct Process(Child, mpsc::Receiver<String>);
 
 impl Process {
-    fn start(case: &str, rank: usize, port: &str) -> Process {
+    fn start(case: &str, exchange: Exchange, rank: usize, port: &str) -> Process {
         let mut command = Command::new(env::current_exe().expect("this program has a path"));
-        command.env(RANK, format!("{case} {rank} {port}")).envs(ENVIRONMENT).stdout(Stdio::piped());
+        command
+            .env(RANK, format!("{case} {exchange} {rank} {port}"))
+            .envs(ENVIRONMENT)
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().expect("it is piped"));
         let (tell, told) = mpsc::channel();
@@ -119,11 +152,11 @@ impl Drop for Process {
 }
 
 /// Runs both ranks of a test; whatever one of them finds wrong is on its standard error.
-pub(crate) fn ranks(case: &str) {
+pub(crate) fn ranks(case: &str, exchange: Exchange) {
     let started = Instant::now();
-    let mut first = Process::start(case, 0, "-");
+    let mut first = Process::start(case, exchange, 0, "-");
     let port = first.line();
-    let mut second = Process::start(case, 1, &port);
+    let mut second = Process::start(case, exchange, 1, &port);
     let mortal = case == "killed";
     if mortal {
         assert_eq!(second.line(), "kill me");
@@ -164,12 +197,14 @@ fn device(rank: usize) -> Device {
 }
 
 impl Rank {
-    fn new(side: Communicator) -> Rank {
+    fn new(side: Communicator, exchange: Exchange) -> Rank {
         assert_eq!(graph::nccl_environment(), [], "the test program sets all that is needed");
         let (device, host_epoch, begun) = (device(side.rank()), side.epoch(), Instant::now());
-        let end = side.on_cuda(&device).unwrap();
+        eprintln!("rank {}: {} MiB are free before it", side.rank(), device.free_bytes() >> 20);
+        let end = side.on_cuda_with(&device, exchange).unwrap();
         assert_ne!(end.epoch(), host_epoch);
         eprintln!("rank {}: {} after {:.1?}", end.rank(), end.nccl().unwrap(), begun.elapsed());
+        eprintln!("rank {}: {}", end.rank(), end.means());
         let data = device.arena("data", DATA).unwrap();
         let rank = Rank { stream: device.stream(), device, end, data };
         rank.refresh();
@@ -204,8 +239,12 @@ impl Rank {
     }
 
     fn gather(&self, at: usize, bytes: usize) -> Emission {
+        self.gather_by(&self.end, at, bytes)
+    }
+
+    fn gather_by(&self, end: &Communicator, at: usize, bytes: usize) -> Emission {
         let mut emission = Emission::new();
-        emission.gather(&self.end, self.data.base().byte_add(at), bytes).unwrap();
+        emission.gather(end, self.data.base().byte_add(at), bytes).unwrap();
         emission
     }
 
@@ -226,14 +265,33 @@ impl Rank {
         emission.launch::<Add>(&AddArgs { to, from: to, count: words as u32, value }).unwrap();
     }
 
-    /// Ends in order, with the peer.
-    fn close(self) {
-        let Rank { stream, end, data, .. } = self;
+    /// Whether gathers are pushed unless a handle says otherwise.
+    fn pushes(&self) -> bool {
+        self.end.means().starts_with("push ")
+    }
+
+    /// Ends in order, with the peer; gives the device, whose memory is free then unless others hold some.
+    fn close(self) -> Device {
+        let Rank { device, stream, end, data } = self;
         drop((stream, data));
         let begun = Instant::now();
         end.clone().close(END).unwrap();
         assert_eq!(end.ended(), Some("it was closed"));
         eprintln!("rank {} closed after {:.1?}", end.rank(), begun.elapsed());
+        device
+    }
+}
+
+/// So much device memory is used, as soon as the helpers of a communicator that has ended are gone.
+fn is_used(device: &Device, bytes: usize) {
+    let begun = Instant::now();
+    while device.used_bytes() != bytes {
+        assert!(
+            begun.elapsed() < Duration::from_secs(2),
+            "{} bytes are used, not {bytes}",
+            device.used_bytes()
+        );
+        thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -261,7 +319,7 @@ fn bytes(rank: Rank) {
             assert!(rank.bytes() == expected, "rank {own}: {bytes} bytes from rank {from} at {at}");
         }
     }
-    rank.close();
+    is_used(&rank.close(), 0);
 }
 
 /// Numbers that both ranks draw alike.
@@ -326,7 +384,144 @@ fn replays(rank: Rank) {
     }
     drop(execs);
     drop((first, second));
-    rank.close();
+    is_used(&rank.close(), 0);
+}
+
+/// Gathers whose blocks' epochs part ways: pushed, pushed from graphs, and NCCL's. Some are too large to be pushed.
+fn mixed(rank: Rank) {
+    const GATHERS: usize = 10_000;
+    const PART: usize = 500;
+    let by_nccl = rank.end.carried_by(Nccl).unwrap();
+    let rounds = |end: &Communicator| -> Vec<Emission> {
+        let mut draws = Draws(7);
+        let round = |_| {
+            let mut emission = Emission::new();
+            for step in 0..PART {
+                let (most, unit) = match draws.below(100) {
+                    0 => (280_000, 8),
+                    1..20 => (20_000, 8),
+                    20..80 => (1280, 8),
+                    80..90 => (1000, 4),
+                    _ => (3000, 1),
+                };
+                let bytes = unit * (1 + draws.below(most));
+                let bytes = bytes.min(DATA / 2 - 64);
+                let at = unit * draws.below(64 / unit);
+                if step % 5 == 0 {
+                    rank.change(&mut emission, 0, 100_000, draws.below(1000) as u32);
+                }
+                emission.append(&rank.gather_by(end, at, bytes));
+            }
+            emission
+        };
+        (0..GATHERS / PART).map(round).collect()
+    };
+    let bytes_after = |play: &dyn Fn()| {
+        rank.refresh();
+        let begun = Instant::now();
+        play();
+        rank.stream.synchronize().unwrap();
+        assert_eq!(rank.end.ended(), None);
+        eprintln!("rank {}: {GATHERS} gathers in {:.1?}", rank.end.rank(), begun.elapsed());
+        rank.bytes()
+    };
+    let (pushed, carried) = (rounds(&rank.end), rounds(&by_nccl));
+    let digests = |rounds: &[Emission]| rounds.iter().map(Emission::digest).collect::<Vec<_>>();
+    assert_ne!(digests(&pushed), digests(&carried), "what carries a gather is part of a digest");
+    let queue = |rounds: &[Emission]| rounds.iter().for_each(|round| rank.queue(round.clone()));
+    let expected = bytes_after(&|| queue(&carried));
+    let eager = bytes_after(&|| queue(&pushed));
+    let execs: Vec<Exec> = pushed.iter().map(|round| rank.capture(round.clone())).collect();
+    let replay = || execs.iter().for_each(|exec| rank.stream.replay(exec).unwrap());
+    let replayed = bytes_after(&replay);
+    for (name, found) in [("pushed", eager), ("replayed", replayed)] {
+        let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+        assert_eq!(differs, None, "rank {}, {name}: the first byte that differs", rank.end.rank());
+    }
+    assert!(expected != Rank::fresh(rank.end.rank()));
+    drop((pushed, carried, execs, by_nccl));
+    is_used(&rank.close(), 0);
+}
+
+/// Both ranks are here, and nothing is under way on either that came before.
+fn meet(rank: &Rank) {
+    let by_nccl = rank.end.carried_by(Nccl).unwrap();
+    rank.run(rank.gather_by(&by_nccl, DATA - 64, 8));
+}
+
+fn wrap(rank: Rank) {
+    const SMALL: usize = 64 * 256 * 8;
+    const LARGE: usize = 1 << 20;
+    let own = rank.end.rank();
+    let byte = |i: usize, part: usize, turn: usize| (i * 13 + part * 101 + turn * 29) as u8;
+    let turns = |name: &str, bytes: usize, first: usize, count: usize| {
+        let exec = rank.capture(rank.gather(0, bytes));
+        for turn in first..first + count {
+            let mut words = vec![0xee; 2 * bytes];
+            (0..bytes).for_each(|i| words[own * bytes + i] = byte(i, own, turn));
+            rank.data.write(rank.data.base(), &words).unwrap();
+            rank.stream.replay(&exec).unwrap();
+            rank.stream.synchronize().unwrap();
+            assert_eq!(rank.end.ended(), None);
+            let found: Vec<u8> = rank.data.read(rank.data.base(), 2 * bytes).unwrap();
+            let wrong = (0..2 * bytes).find(|&i| found[i] != byte(i % bytes, i / bytes, turn));
+            assert_eq!(wrong, None, "rank {own}, {name}, turn {turn}: the first byte that is wrong");
+        }
+    };
+    let plant = |epoch: u32| {
+        meet(&rank);
+        rank.end.plant_epochs(epoch).unwrap();
+    };
+    // Two epochs each, 1 to 16: all units of both slots are left with 15 and 16.
+    plant(0);
+    turns("before", LARGE, 0, 8);
+    // All blocks, but a quarter of their units: over the last epoch and on, from 2 to 14.
+    plant(u32::MAX - 9);
+    turns("over the end", SMALL, 100, 9 + 13);
+    // 15 and 16 again: what was left of the first must not pass for these.
+    turns("after", LARGE, 200, 8);
+    is_used(&rank.close(), 0);
+}
+
+fn differ(side: Communicator) {
+    let [ours, theirs] = if side.rank() == 0 { [Push, Nccl] } else { [Nccl, Push] };
+    let (own, peer) = (side.rank(), 1 - side.rank());
+    let said = side.on_cuda_with(&device(own), ours).map(drop).unwrap_err().to_string();
+    let wanted =
+        format!("rank {own} wants gathers by `{ours}`, and rank {peer} by `{theirs}`; ask for the same");
+    assert!(said.contains(&wanted), "{said}");
+}
+
+/// What was chosen is said in words, in the same on both ranks; what was not can be used all the same.
+fn chosen(rank: Rank) {
+    let said = rank.end.means().to_owned();
+    let nccl = format!("NCCL {}", rank.end.nccl().unwrap().version);
+    assert!(said.contains(&nccl) && said.contains(" us"), "{said}");
+    let mut words = said.clone().into_bytes();
+    words.resize(512, b' ');
+    let part = |of: usize| rank.data.base().byte_add(512 * of);
+    for exchange in [Auto, Nccl, Push] {
+        rank.refresh();
+        rank.data.write(part(rank.end.rank()), &words).unwrap();
+        rank.run(rank.gather_by(&rank.end.carried_by(exchange).unwrap(), 0, 512));
+        let found: Vec<u8> = rank.data.read(part(1 - rank.end.rank()), 512).unwrap();
+        assert_eq!(String::from_utf8_lossy(&found).trim(), said, "{exchange}");
+    }
+    is_used(&rank.close(), 0);
+}
+
+fn times(rank: Rank) {
+    let sizes = [5120, 10_240, 20_480, 65_536, 163_840, 512_000, 1 << 20];
+    let times = rank.end.measure(&rank.stream, &sizes).unwrap();
+    assert_eq!(times.len(), 2 * sizes.len());
+    for time in times {
+        let (own, graph::GatherTimes { bytes, exchange, eager, graph }) = (rank.end.rank(), time);
+        eprintln!(
+            "rank {own}: gather of {bytes:7} bytes by {exchange}: {eager:6.2} us eager, {graph:6.2} us in a graph"
+        );
+        assert!(eager.is_finite() && eager > 0.0 && graph.is_finite() && graph > 0.0);
+    }
+    is_used(&rank.close(), 0);
 }
 
 /// The reason for which a communicator was not used.
@@ -342,7 +537,7 @@ fn refusal(result: Result<(), Error>) -> String {
 
 fn streams(side: Communicator) {
     let host = side.clone();
-    let rank = Rank::new(side);
+    let rank = Rank::new(side, Auto);
     let keeps = [rank.data.clone()];
     let other = rank.device.stream();
     rank.run(rank.gather(0, 64));
@@ -369,7 +564,8 @@ fn streams(side: Communicator) {
     rank.stream.replay(&exec).unwrap();
     rank.stream.synchronize().unwrap();
     drop(exec);
-    rank.close();
+    drop((keeps, other, stream, second));
+    is_used(&rank.close(), 0);
 }
 
 /// Rank 1 says in the first message of the setup that it has another library. It needs no library for that: the
@@ -421,9 +617,11 @@ fn close(rank: Rank) {
     // The stream holds the exec for its work, which runs while the close waits.
     drop(exec);
     let (end, stream) = (rank.end.clone(), rank.stream.clone());
-    rank.close();
+    let device = rank.close();
     end.close(soon).expect("what is closed can be closed");
     stream.synchronize().unwrap();
+    drop(stream);
+    is_used(&device, 0);
 }
 
 fn stop(rank: Rank) {
@@ -467,7 +665,8 @@ fn well(rank: &Rank) {
     assert_eq!(rank.device.arena("more", 1 << 20).unwrap().bytes(), 1 << 20);
 }
 
-fn killed(rank: Rank) {
+/// Rounds of gathers, of which the peer has done the first few.
+fn rounds(rank: &Rank) -> Exec {
     let mut round = Emission::new();
     (0..96).for_each(|step| round.append(&rank.gather(step * 11_000, 5120)));
     let exec = rank.capture(round);
@@ -475,29 +674,109 @@ fn killed(rank: Rank) {
         rank.stream.replay(&exec).unwrap();
     }
     rank.stream.synchronize().unwrap();
+    assert_eq!(rank.end.ended(), None);
+    exec
+}
+
+/// Queues rounds of which the peer does no part, so that the stream stays in a kernel; the event behind them.
+fn alone(rank: &Rank, exec: &Exec) -> Event {
+    let event = rank.device.event();
+    for _ in 0..3 {
+        rank.stream.replay(exec).unwrap();
+    }
+    rank.queue(rank.gather(0, 40));
+    rank.stream.record(&event).unwrap();
+    event
+}
+
+/// How long it takes until an event is reached.
+fn reached_within(event: &Event, limit: Duration) -> Duration {
+    let begun = Instant::now();
+    while !event.reached() {
+        assert!(begun.elapsed() < limit, "what waits did not end within {limit:?}");
+        thread::yield_now();
+    }
+    begun.elapsed()
+}
+
+/// What is left of the memory of push after an end that was not in order: the buffer that the peer may still write.
+const LEFT: usize = 2 << 20;
+
+/// Closes after a stop, without the peer, and finds the device well.
+fn close_alone(rank: Rank, exec: Exec) {
+    let begun = Instant::now();
+    rank.end.stop("the test goes on alone");
+    drop(exec);
+    rank.end.clone().close(END).unwrap();
+    let ended = begun.elapsed();
+    eprintln!("rank {}: closed after {ended:.1?}", rank.end.rank());
+    assert!(ended < END);
+    well(&rank);
+    let left = if rank.pushes() { LEFT } else { 0 };
+    let Rank { device, stream, end, data } = rank;
+    let own = end.rank();
+    drop((stream, data, end));
+    is_used(&device, left);
+    // What was released is freed at the next allocation.
+    drop(device.arena("any", 1).unwrap());
+    eprintln!("rank {own}: {} MiB are free after that", device.free_bytes() >> 20);
+}
+
+fn waiting(rank: Rank) {
+    let exec = rounds(&rank);
+    if rank.end.rank() == 0 {
+        let event = alone(&rank, &exec);
+        thread::sleep(Duration::from_millis(100));
+        assert!(!event.reached(), "the peer does no part of it");
+        rank.end.stop("the test says so");
+        let took = reached_within(&event, DRAIN);
+        eprintln!("rank 0: 289 gathers that waited ended {took:.1?} after the stop");
+        rank.stream.synchronize().unwrap();
+    }
+    ended_within(&rank.end, END);
+    let reason = if rank.end.rank() == 0 { "it was stopped: the test says so" } else { "rank 0 is gone" };
+    assert!(rank.end.ended().unwrap().contains(reason), "{:?}", rank.end.ended());
+    assert!(refusal(rank.stream.replay(&exec)).contains(reason));
+    close_alone(rank, exec);
+}
+
+fn late(rank: Rank) {
+    let exec = rounds(&rank);
+    if rank.end.rank() == 0 {
+        let begun = Instant::now();
+        let event = alone(&rank, &exec);
+        // Nobody ends this communicator but its own kernels, and the thread that finds that they did.
+        let took = reached_within(&event, LATE + END);
+        eprintln!("rank 0: 289 gathers that waited ended after {took:.1?}");
+        assert!(begun.elapsed() >= LATE, "{took:?}");
+        let why = rank.end.ended().expect("what waited is void, and that is known at once");
+        assert!(why.contains("waited on the device for longer"), "{why}");
+        assert!(refusal(rank.stream.replay(&exec)).contains(why));
+    }
+    ended_within(&rank.end, LATE + END);
+    close_alone(rank, exec);
+}
+
+fn killed(rank: Rank) {
+    let exec = rounds(&rank);
     if rank.end.rank() == 1 {
         say("kill me");
         thread::sleep(LIMIT);
         panic!("nobody killed this process");
     }
-    // The peer does not do its part of these: the stream stays in a kernel, and the queued execs are held.
-    let event = rank.device.event();
-    for _ in 0..3 {
-        rank.stream.replay(&exec).unwrap();
-    }
-    rank.queue(rank.gather(0, 40));
-    rank.stream.record(&event).unwrap();
+    let event = alone(&rank, &exec);
     ended_within(&rank.end, END);
     assert!(rank.end.ended().unwrap().contains("rank 1 is gone"), "{:?}", rank.end.ended());
-    assert!(!event.reached(), "nothing but an abort ends a kernel that waits for a peer");
-    let begun = Instant::now();
+    match rank.pushes() {
+        true => {
+            let took = reached_within(&event, DRAIN);
+            eprintln!("rank 0: 289 gathers that waited ended {took:.1?} after the peer was missed");
+        }
+        false => assert!(!event.reached(), "nothing but an abort ends NCCL's kernels that wait for a peer"),
+    }
     rank.end.stop("the peer is gone");
-    drop(exec);
-    rank.end.clone().close(END).unwrap();
-    let ended = begun.elapsed();
-    eprintln!("rank 0: ended {ended:.1?} after the peer was missed");
-    assert!(ended < END);
-    rank.stream.synchronize().unwrap();
+    let begun = Instant::now();
+    close_alone(rank, exec);
+    eprintln!("rank 0: all ended {:.1?} after the peer was missed", begun.elapsed());
     assert!(event.reached());
-    well(&rank);
 }

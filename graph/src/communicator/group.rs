@@ -3,6 +3,9 @@
 //! **One stream.** NCCL is told (`nccl_environment`) that collectives of one communicator never overlap, captured or
 //! not. So the first stream that is given some owns them all, and any other is refused.
 //!
+//! **Pushed gathers** need no owner of the stream: their order is the stream's. But a stream that had one has them all,
+//! since a gather that is too large for it is NCCL's.
+//!
 //! **The side.** NCCL says nothing when a peer dies: kernels spin, and no call fails. The host end by which both ranks
 //! found each other stays for that: when the peer's is closed, by its end or by its death, this one ends too.
 //!
@@ -14,31 +17,46 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::{Communicator, Means};
-use crate::cuda::{Cuda, Handle, NcclLibrary, Queue};
+use super::{Communicator, Exchange, Means};
+use crate::cuda::{Cuda, Handle, NcclLibrary, Push, Queue};
 use crate::error::{Error, Result};
 
 /// How often the side is looked at, and a wait looks at what it waits for.
 const NAP: Duration = Duration::from_millis(5);
 
-/// The NCCL part of one rank's end.
+/// The CUDA part of one rank's end.
 pub(super) struct Group {
     /// The host end.
     pub(super) side: Communicator,
     library: &'static NcclLibrary,
-    cuda: Arc<Cuda>,
+    pub(super) cuda: Arc<Cuda>,
     state: Mutex<State>,
     /// The stream that all collectives are for, once there is one. A weak handle keeps its address from being used
     /// again, so what it names cannot change.
     owner: Mutex<Option<Weak<Queue>>>,
     /// The peer may leave: this end is leaving too.
     leaving: AtomicBool,
+    /// Gathers over peer memory, where both ranks can.
+    push: OnceLock<Push>,
+    /// What carries gathers; until it is decided, NCCL.
+    choice: OnceLock<Choice>,
+}
+
+/// What both ranks decided.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Choice {
+    /// Gathers are pushed unless a handle says otherwise.
+    pub(super) pushes: bool,
+    /// There is a push that works.
+    pub(super) works: bool,
+    /// For people.
+    pub(super) text: String,
 }
 
 enum State {
@@ -53,7 +71,45 @@ enum State {
 impl Group {
     pub(super) fn new(side: Communicator, cuda: Arc<Cuda>, handle: Handle) -> Group {
         let (library, state) = (handle.library(), Mutex::new(State::Live(handle)));
-        Group { side, library, cuda, state, owner: Mutex::default(), leaving: AtomicBool::new(false) }
+        let (push, choice) = (OnceLock::new(), OnceLock::new());
+        let (owner, leaving) = (Mutex::default(), AtomicBool::new(false));
+        Group { side, library, cuda, state, owner, leaving, push, choice }
+    }
+
+    /// Adds gathers over peer memory, once, before the choice.
+    pub(super) fn add(&self, push: Push) {
+        let _ = self.push.set(push);
+    }
+
+    /// Settles what carries gathers, once.
+    pub(super) fn choose(&self, choice: Choice) {
+        let _ = self.choice.set(choice);
+    }
+
+    /// Gathers over peer memory, unless they were found not to work.
+    pub(super) fn push(&self) -> Option<&Push> {
+        self.push.get().filter(|_| self.choice.get().is_none_or(|choice| choice.works))
+    }
+
+    /// Whether gathers are pushed unless a handle says otherwise.
+    pub(super) fn pushes(&self) -> bool {
+        self.choice.get().is_some_and(|choice| choice.pushes)
+    }
+
+    /// What carries gathers and why.
+    pub(super) fn means(&self) -> &str {
+        self.choice.get().map_or("NCCL, while it is tried", |choice| &choice.text)
+    }
+
+    /// Why a pushed gather gave up, if one did.
+    pub(super) fn failed(&self) -> Option<&'static str> {
+        // While it is tried, a failure only decides against it.
+        self.choice.get().and_then(|_| self.push()).and_then(Push::failed)
+    }
+
+    /// Tells pushed gathers that wait to give up.
+    pub(super) fn stop(&self) {
+        self.push.get().into_iter().for_each(Push::stop);
     }
 
     pub(super) fn library(&self) -> &'static NcclLibrary {
@@ -97,8 +153,9 @@ impl Group {
         let watch = move || {
             loop {
                 thread::sleep(NAP);
-                let Some(communicator) = end.upgrade().map(Communicator) else { return };
-                let Means::Nccl(group) = &communicator.0.means else { return };
+                let Some(end) = end.upgrade() else { return };
+                let communicator = Communicator(end, Exchange::Auto);
+                let Means::Cuda(group) = &communicator.0.means else { return };
                 if communicator.ended().is_some() || group.leaving.load(Ordering::Acquire) {
                     return;
                 }
@@ -136,8 +193,18 @@ impl Group {
         let ending = match std::mem::replace(&mut *state, State::Awaited) {
             State::Live(handle) => {
                 let (tell, told) = mpsc::channel();
-                // Nobody listens any more if the deadline was missed and no other handle came to close it.
-                spawn("nccl-end", move || drop(tell.send(handle.end(!orderly)))).map_err(refused)?;
+                let (communicator, wait) = (communicator.clone(), left() / 2);
+                let end = move || {
+                    let Means::Cuda(group) = &communicator.0.means else { unreachable!("it has a group") };
+                    if orderly {
+                        group.part(wait);
+                    }
+                    // The peer learns of it now: of an orderly end it knows already, and does not look any more.
+                    group.side.end("it was closed".into());
+                    // Nobody listens any more if the deadline was missed and no other handle came to close it.
+                    drop(tell.send(handle.end(!orderly)));
+                };
+                spawn("nccl-end", end).map_err(refused)?;
                 told
             }
             State::Ending(told) => told,
@@ -148,8 +215,6 @@ impl Group {
             State::Awaited => return Err(refused("another handle is closing it".into())),
         };
         drop(state);
-        // The peer learns of it now: of an orderly end it knows already, and does not look any more.
-        self.side.end("it was closed".into());
         loop {
             self.let_go();
             match ending.recv_timeout(left().min(NAP)) {
@@ -184,6 +249,13 @@ impl Group {
     fn meet(&self, wait: Duration) -> bool {
         self.leaving.store(true, Ordering::Release);
         self.side.gather_within(&[0; 8], &mut [0; 8], wait).is_ok()
+    }
+
+    /// Gives up the memory of the peer, and then what the peer had mapped: nothing is under way on either rank.
+    fn part(&self, wait: Duration) {
+        if let Some(push) = self.push.get() {
+            push.part(|| self.side.gather_within(&[1; 8], &mut [0; 8], wait).is_ok());
+        }
     }
 
     /// Has the stream let go of what its finished work held.

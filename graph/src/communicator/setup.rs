@@ -1,16 +1,21 @@
 //! How two ranks that have a host end make an NCCL communicator of it.
 //!
-//! Both go through the same steps, and after each tell each other how it went: identity of the library, the number
-//! by which NCCL's ranks meet, NCCL's own start, and a test. What fails on one rank is said by both.
+//! Both go through the same steps, and after each tell each other how it went: identity of the library,
+//! what gathers are to be carried by, the number by which NCCL's ranks meet, NCCL's own start, and a test; then, unless
+//! NCCL alone is wanted, the memory that each maps of the other, a test of pushed gathers, and what both means take.
+//! What fails on one rank is said by both. Where push is only welcome, its failure leaves NCCL.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::{Group, spawn, within};
-use super::{Communicator, Means};
-use crate::cuda::{Cuda, Handle, ID_BYTES, Nccl, nccl_environment};
+use bytemuck::bytes_of;
+
+use super::group::{Choice, Group, within};
+use super::proof::{self, What};
+use super::{Communicator, Exchange, Means, measure};
+use crate::cuda::{Cuda, HANDLE_BYTES, Handle, ID_BYTES, Inbox, MOST_BYTES, Nccl, Push, nccl_environment};
 use crate::device::{CudaDevice, Device};
-use crate::emission::Emission;
 use crate::error::{Error, Result};
 
 /// What ranks tell each other: whether the sender can go on (1) or not (2), the length of the rest in two bytes, and
@@ -20,35 +25,31 @@ const HEAD_BYTES: usize = 3;
 const CAN: u8 = 1;
 const CANNOT: u8 = 2;
 
-/// How often the test does each collective.
-const RUNS: usize = 100;
-/// Words of each, in turn: NCCL's protocols differ by size, and each is to have run before the first capture.
-const WORDS: [usize; 6] = [1, 3, 640, 10_240, 81_920, 262_144];
-const MOST_WORDS: usize = WORDS[WORDS.len() - 1];
-
 /// How long what failed halfway may take to end.
 const CLEANUP: Duration = Duration::from_secs(5);
 
-/// The NCCL end of the rank that has the host end `side`.
-pub(super) fn join(side: Communicator, device: &Device) -> Result<Communicator> {
+/// The CUDA end of the rank that has the host end `side`.
+pub(super) fn join(side: Communicator, device: &Device, exchange: Exchange) -> Result<Communicator> {
     let rank = side.rank();
     let refused =
         |why| Error::Communicator { doing: format!("make an NCCL communicator of rank {rank}"), why };
     if side.nccl().is_some() {
         return Err(refused("this one is one already".into()));
     }
-    let joined = start(&side, device).and_then(|communicator| prove(communicator, device));
+    let joined =
+        start(&side, device, exchange).and_then(|communicator| prove(communicator, device, exchange));
     joined.inspect_err(|why| side.end(why.clone())).map_err(refused)
 }
 
 /// Everything up to a communicator that has not been tried yet.
-fn start(side: &Communicator, device: &Device) -> Result<Communicator, String> {
+fn start(side: &Communicator, device: &Device, exchange: Exchange) -> Result<Communicator, String> {
     let prepared = prepare(device);
     let identity = prepared.as_ref().map(|(_, nccl)| nccl.library.identity()).map_err(Clone::clone);
     agree(side, identity)?;
     let (cuda, nccl) = prepared?;
+    agree_means(side, exchange)?;
     let id = if side.rank() == 0 { nccl.unique_id().map(Vec::from) } else { Ok(Vec::new()) };
-    let theirs = exchange(side, &id)?;
+    let theirs = trade(side, &id)?;
     let id = if side.rank() == 0 { id? } else { theirs };
     let id: [u8; ID_BYTES] = id
         .try_into()
@@ -59,7 +60,7 @@ fn start(side: &Communicator, device: &Device) -> Result<Communicator, String> {
     };
     let begun = begun.map(|handle| {
         let group = Group::new(side.clone(), cuda, handle);
-        Communicator::with(side.rank(), side.0.wait, Means::Nccl(group))
+        Communicator::with(side.rank(), side.0.wait, Means::Cuda(Box::new(group)))
     });
     let went = settle(side, begun.as_ref().map(drop).map_err(Clone::clone));
     let communicator = begun?;
@@ -67,32 +68,165 @@ fn start(side: &Communicator, device: &Device) -> Result<Communicator, String> {
     Ok(communicator)
 }
 
-/// Tries every collective, then watches the peer.
-fn prove(communicator: Communicator, device: &Device) -> Result<Communicator, String> {
-    let Means::Nccl(group) = &communicator.0.means else { unreachable!("it was made so") };
-    let tested = {
-        let (communicator, device) = (communicator.clone(), device.clone());
-        within(communicator.0.wait, "nccl-test", move || test(&communicator, &device))
-    };
-    let tested = tested.map_err(|why| format!("the test of its collectives failed: {why}"));
-    settle(&group.side, tested).inspect_err(|why| abandon(&communicator, why))?;
-    group.disown();
-    Group::watch(&communicator).inspect_err(|why| abandon(&communicator, why))?;
+/// Tries every collective, settles what carries gathers, then watches the peer.
+fn prove(communicator: Communicator, device: &Device, exchange: Exchange) -> Result<Communicator, String> {
+    let proved = settle_means(&communicator, device, exchange)
+        .map(|choice| group(&communicator).choose(choice))
+        // Whoever goes on from here knows that the other does.
+        .and_then(|()| settle(&group(&communicator).side, Ok(())))
+        .and_then(|()| Group::watch(&communicator));
+    proved.inspect_err(|why| abandon(&communicator, why))?;
     Ok(communicator)
+}
+
+fn group(communicator: &Communicator) -> &Group {
+    communicator.group().expect("it was made so")
+}
+
+/// Tries NCCL, and push if it is wanted; says what carries gathers.
+fn settle_means(communicator: &Communicator, device: &Device, exchange: Exchange) -> Result<Choice, String> {
+    let (group, wait) = (group(communicator), communicator.0.wait);
+    let tested = tried(communicator, device, Exchange::Nccl, &[What::Gathers, What::Passes], wait);
+    let tested = tested.map_err(|why| {
+        format!("the test of NCCL's collectives failed: {why}; NCCL_DEBUG=INFO tells how it connected")
+    });
+    settle(&group.side, tested)?;
+    group.disown();
+    let nccl = format!("NCCL {}", group.library().version);
+    let only = |why: String, works| {
+        let text = format!("{nccl} for all collectives{why}");
+        Choice { pushes: false, works, text }
+    };
+    let push = |why: String| {
+        let text = format!(
+            "push over peer memory{why} for gathers of up to {} MiB of each rank; {nccl} for larger ones, sends and \
+             receives",
+            MOST_BYTES >> 20
+        );
+        Choice { pushes: true, works: true, text }
+    };
+    let mapped = || map(communicator).and_then(|()| try_push(communicator, device));
+    match exchange {
+        Exchange::Nccl => Ok(only(", as was asked for".into(), false)),
+        Exchange::Push => match mapped() {
+            Ok(()) => Ok(push(", as was asked for,".into())),
+            Err(why) => Err(format!("push over peer memory was asked for and is not possible: {why}")),
+        },
+        Exchange::Auto => match mapped() {
+            Err(why) => Ok(only(format!("; push over peer memory is not possible: {why}"), false)),
+            Ok(()) => {
+                let (pushes, [by_nccl, by_push]) = compare(communicator, device)?;
+                Ok(match pushes {
+                    true => push(format!(" ({by_push:.1} us; NCCL {by_nccl:.1} us)")),
+                    false => only(format!(" ({by_nccl:.1} us; push over peer memory {by_push:.1} us)"), true),
+                })
+            }
+        },
+    }
+}
+
+/// Runs some of the test within `wait`, with gathers carried by `exchange`.
+fn tried(
+    communicator: &Communicator,
+    device: &Device,
+    exchange: Exchange,
+    what: &'static [What],
+    wait: Duration,
+) -> Result<(), String> {
+    let end = communicator.carried_by(exchange).map_err(|error| error.to_string())?;
+    let device = device.clone();
+    within(wait, "collectives-test", move || {
+        // All are for one stream.
+        let stream = device.stream();
+        let mut runs = what.iter().map(|&what| proof::run(&end, &stream, what));
+        runs.try_for_each(|run| run).map_err(|error| error.to_string())
+    })
+}
+
+/// Maps the memory of both ranks. What fails on one is said by both, and neither has it then.
+fn map(communicator: &Communicator) -> Result<(), String> {
+    let group = group(communicator);
+    let side = &group.side;
+    let inbox = Inbox::new(&group.cuda);
+    let ours = inbox.as_ref().map_err(Clone::clone).and_then(|inbox| {
+        Ok(Offer { handle: inbox.handle()?, most_blocks: inbox.most_blocks(), place: place()? })
+    });
+    let theirs = trade(side, &ours.as_ref().map(Offer::bytes).map_err(Clone::clone)).inspect_err(|_| {
+        // Neither maps anything then, unless the peer is gone: nobody knows what it did.
+        if let (Ok(inbox), None) = (&inbox, side.ended()) {
+            inbox.free();
+        }
+    })?;
+    let (inbox, ours) = (inbox?, ours?);
+    let outbox = Offer::read(&theirs).and_then(|theirs| {
+        one_place(side, &ours.place, &theirs.place)?;
+        Ok((inbox.outbox(theirs.handle)?, ours.most_blocks.min(theirs.most_blocks)))
+    });
+    let went = settle(side, outbox.as_ref().map(drop).map_err(Clone::clone));
+    let why = match (outbox, went) {
+        (Ok((outbox, most_blocks)), Ok(())) => {
+            group.add(Push::new(inbox, outbox, most_blocks, communicator.0.wait));
+            return Ok(());
+        }
+        (Ok((outbox, _)), Err(why)) => {
+            outbox.unmap();
+            why
+        }
+        (Err(why), _) => why,
+    };
+    // What this rank mapped is unmapped by now, and when the other has done so too, this buffer can go.
+    if side.gather(&[2; 8], &mut [0; 8]).is_ok() {
+        inbox.free();
+    }
+    Err(why)
+}
+
+/// Tests pushed gathers. The waits are shorter than those of the link, over which both ranks then tell each other.
+fn try_push(communicator: &Communicator, device: &Device) -> Result<(), String> {
+    let (group, wait) = (group(communicator), communicator.0.wait);
+    let push = group.push().ok_or("it is not mapped")?;
+    push.wait_at_most(wait / 4);
+    let tested = tried(communicator, device, Exchange::Push, &[What::Gathers], wait / 2);
+    let tested = tested.map_err(|why| {
+        let on_device = push.failed().map(|why| format!(" ({why})")).unwrap_or_default();
+        format!("the test of pushed gathers failed: {why}{on_device}")
+    });
+    let went = settle(&group.side, tested);
+    group.disown();
+    went.inspect_err(|_| push.stop())?;
+    push.wait_at_most(wait);
+    Ok(())
+}
+
+/// What both ranks decide from what each measured: whether they push, and the microseconds of both means.
+fn compare(communicator: &Communicator, device: &Device) -> Result<(bool, [f64; 2]), String> {
+    let group = group(communicator);
+    let ours = {
+        let (communicator, device) = (communicator.clone(), device.clone());
+        let measured = move || measure::both(&communicator, &device.stream());
+        let measured = move || measured().map_err(|error| error.to_string());
+        within(group.side.0.wait, "gathers-measured", measured)
+    };
+    let ours = ours.map_err(|why| format!("gathers cannot be timed: {why}"));
+    let theirs =
+        trade(&group.side, &ours.as_ref().map(|ours| bytes_of(ours).to_vec()).map_err(Clone::clone))?;
+    let theirs: [f64; 2] = bytemuck::try_pod_read_unaligned(&theirs)
+        .map_err(|_| format!("the other rank sent times of {} bytes; run one build on both", theirs.len()))?;
+    group.disown();
+    Ok(measure::decide(ours?, theirs))
 }
 
 /// Tells the peer how a step went, and hears how its went.
 fn settle(side: &Communicator, went: Result<(), String>) -> Result<(), String> {
-    exchange(side, &went.map(|()| Vec::new())).map(drop)
+    trade(side, &went.map(|()| Vec::new())).map(drop)
 }
 
-/// Ends a communicator that one of the ranks cannot use, in the background: who asked for it learns now why there is
-/// none.
+/// Ends a communicator that one of the ranks cannot use, before anyone is told: whoever then ends the process would
+/// pull the library away from under a thread that ends it.
 fn abandon(communicator: &Communicator, why: &str) {
     communicator.stop(why);
-    let communicator = communicator.clone();
-    // What is not ended leaks, as any that is not closed.
-    let _ = spawn("nccl-cleanup", move || drop(communicator.close(CLEANUP)));
+    // What is not ended by then leaks, as any that is not closed.
+    let _ = communicator.clone().close(CLEANUP);
 }
 
 /// What this rank needs before it can start.
@@ -110,7 +244,7 @@ fn prepare(device: &Device) -> Result<(Arc<Cuda>, &'static Nccl), String> {
 
 /// Compares the libraries of both ranks.
 fn agree(side: &Communicator, identity: Result<String, String>) -> Result<(), String> {
-    let theirs = exchange(side, &identity.clone().map(String::into_bytes))?;
+    let theirs = trade(side, &identity.clone().map(String::into_bytes))?;
     let (ours, theirs) = (identity?, String::from_utf8_lossy(&theirs).into_owned());
     match ours == theirs {
         true => Ok(()),
@@ -123,8 +257,71 @@ fn agree(side: &Communicator, identity: Result<String, String>) -> Result<(), St
     }
 }
 
+/// Compares what both ranks want gathers to be carried by.
+fn agree_means(side: &Communicator, exchange: Exchange) -> Result<(), String> {
+    let ours = exchange.to_string();
+    let theirs = trade(side, &Ok(ours.clone().into_bytes()))?;
+    let theirs = String::from_utf8_lossy(&theirs);
+    match ours == theirs {
+        true => Ok(()),
+        false => {
+            let [own, peer] = [side.rank(), side.peer()];
+            Err(format!(
+                "rank {own} wants gathers by `{ours}`, and rank {peer} by `{theirs}`; ask for the same on both"
+            ))
+        }
+    }
+}
+
+/// What a rank tells the other of its half of peer memory.
+#[derive(Debug, PartialEq)]
+struct Offer {
+    handle: [u8; HANDLE_BYTES],
+    most_blocks: usize,
+    /// The host that it runs on.
+    place: String,
+}
+
+impl Offer {
+    fn bytes(&self) -> Vec<u8> {
+        let blocks = (self.most_blocks as u32).to_le_bytes();
+        [&self.handle[..], &blocks, self.place.as_bytes()].concat()
+    }
+
+    fn read(bytes: &[u8]) -> Result<Offer, String> {
+        let parts = bytes.split_first_chunk().and_then(|(handle, rest)| {
+            let (blocks, place) = rest.split_first_chunk()?;
+            Some((*handle, u32::from_le_bytes(*blocks), place))
+        });
+        let (handle, blocks, place) =
+            parts.ok_or_else(|| format!("the other rank offers memory in {} bytes", bytes.len()))?;
+        let place = String::from_utf8_lossy(place).into_owned();
+        Ok(Offer { handle, most_blocks: blocks as usize, place })
+    }
+}
+
+/// The host that this process runs on: its name, and the number of its start.
+fn place() -> Result<String, String> {
+    let read = |file: &str| {
+        let text = fs::read_to_string(file);
+        text.map(|text| text.trim().to_owned()).map_err(|error| format!("cannot read {file}: {error}"))
+    };
+    Ok(format!("{} {}", read("/proc/sys/kernel/hostname")?, read("/proc/sys/kernel/random/boot_id")?))
+}
+
+/// Refuses ranks on two hosts: memory is mapped within one.
+fn one_place(side: &Communicator, ours: &str, theirs: &str) -> Result<(), String> {
+    match ours == theirs {
+        true => Ok(()),
+        false => {
+            let [own, peer] = [side.rank(), side.peer()];
+            Err(format!("rank {own} runs on host `{ours}`, and rank {peer} on host `{theirs}`"))
+        }
+    }
+}
+
 /// Sends the peer `mine`, and gives what the peer sent. Whoever cannot go on says why, on both ranks.
-fn exchange(side: &Communicator, mine: &Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
+fn trade(side: &Communicator, mine: &Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
     let mut message = [0; MESSAGE_BYTES];
     let (status, rest) = match mine {
         Ok(rest) => (CAN, rest.as_slice()),
@@ -147,61 +344,6 @@ fn exchange(side: &Communicator, mine: &Result<Vec<u8>, String>) -> Result<Vec<u
         CANNOT => Err(format!("rank {} cannot: {}", side.peer(), String::from_utf8_lossy(rest))),
         other => Err(format!("rank {} sent a message of kind {other}; run one build on both", side.peer())),
     }
-}
-
-/// Word `index` that `rank` brings to a run of the test.
-fn word(run: usize, rank: usize, index: usize) -> f32 {
-    (2 * index + rank + 31 * run) as f32 * 0.5 - 3.0
-}
-
-/// Runs every collective and looks at what came.
-fn test(end: &Communicator, device: &Device) -> Result<(), String> {
-    collectives(end, device).map_err(|error| error.to_string())
-}
-
-fn collectives(end: &Communicator, device: &Device) -> Result<()> {
-    let (stream, data) = (device.stream(), device.arena("NCCL's test", 8 * MOST_WORDS)?);
-    let part = |run, rank, words| (0..words).map(move |index| word(run, rank, index));
-    let run = |emission| {
-        stream.run(emission, std::slice::from_ref(&data))?;
-        stream.synchronize()
-    };
-    for turn in 0..2 * RUNS {
-        let words = WORDS[turn % WORDS.len()];
-        let (bytes, mut emission) = (4 * words, Emission::new());
-        let (from, wrong) = (data.base().cast::<f32>(), vec![f32::NAN; 2 * words]);
-        data.write(from, &wrong)?;
-        // The first half of the turns gathers; then ranks send in turn.
-        let (expected, what): (Vec<f32>, _) = if turn < RUNS {
-            let own: Vec<f32> = part(turn, end.rank(), words).collect();
-            data.write(data.base().byte_add(end.rank() * bytes).cast(), &own)?;
-            emission.gather(end, data.base(), bytes)?;
-            (part(turn, 0, words).chain(part(turn, 1, words)).collect(), "gather")
-        } else {
-            let sender = turn / WORDS.len() % 2;
-            let whole: Vec<f32> = part(turn, sender, words).collect();
-            match end.rank() == sender {
-                true => {
-                    data.write(from, &whole)?;
-                    emission.send(end, data.base(), bytes)?;
-                }
-                false => emission.receive(end, data.base(), bytes)?,
-            }
-            (whole, "send")
-        };
-        run(emission)?;
-        let found: Vec<f32> = data.read(from, expected.len())?;
-        let differs =
-            found.iter().zip(&expected).position(|(found, expected)| found.to_bits() != expected.to_bits());
-        if let Some(at) = differs {
-            let (found, expected) = (found[at], expected[at]);
-            let doing = format!("{what} {words} words for the {turn}th time");
-            let why =
-                format!("word {at} is {found} and not {expected}; NCCL_DEBUG=INFO tells how it connected");
-            return Err(Error::Communicator { doing, why });
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -264,8 +406,44 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_test_are_exact_and_differ() {
-        let most = word(2 * RUNS, 1, MOST_WORDS);
-        assert!(most < (1 << 23) as f32 && word(0, 0, 1) != word(0, 1, 0) && word(0, 0, 5) == -3.0 + 5.0);
+    fn ranks_that_want_other_means_are_told_both() {
+        let asked = |wanted: [Exchange; 2]| {
+            let [first, second] = Communicator::pair(WAIT);
+            std::thread::scope(|scope| {
+                let first = scope.spawn(move || agree_means(&first, wanted[0]));
+                let second = agree_means(&second, wanted[1]);
+                [first.join().unwrap(), second]
+            })
+        };
+        for same in [Exchange::Auto, Exchange::Nccl, Exchange::Push] {
+            assert_eq!(asked([same, same]), [Ok(()), Ok(())]);
+        }
+        let said = asked([Exchange::Push, Exchange::Auto]).map(Result::unwrap_err);
+        let tail = "ask for the same on both";
+        assert_eq!(said[0], format!("rank 0 wants gathers by `push`, and rank 1 by `auto`; {tail}"));
+        assert_eq!(said[1], format!("rank 1 wants gathers by `auto`, and rank 0 by `push`; {tail}"));
+    }
+
+    #[test]
+    fn ranks_on_two_hosts_share_no_memory() {
+        let [first, _second] = Communicator::pair(WAIT);
+        let here = place().unwrap();
+        assert_eq!(one_place(&first, &here, &place().unwrap()), Ok(()));
+        // A name alone does not tell hosts apart, nor does a start of the kernel alone tell containers apart.
+        for there in ["other 1-2", "this 3-4", ""] {
+            let said = one_place(&first, "this 1-2", there).unwrap_err();
+            assert_eq!(said, format!("rank 0 runs on host `this 1-2`, and rank 1 on host `{there}`"));
+        }
+    }
+
+    #[test]
+    fn an_offer_is_read_as_it_was_written() {
+        let handle = std::array::from_fn(|i| i as u8);
+        let offer = Offer { handle, most_blocks: 64, place: place().unwrap() };
+        let bytes = offer.bytes();
+        assert!(bytes.len() <= MESSAGE_BYTES - HEAD_BYTES);
+        assert_eq!(Offer::read(&bytes), Ok(offer));
+        let said = Offer::read(&bytes[..HANDLE_BYTES + 3]).unwrap_err();
+        assert_eq!(said, "the other rank offers memory in 67 bytes");
     }
 }

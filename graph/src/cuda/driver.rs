@@ -1,5 +1,6 @@
 //! The driver's handles, each with one owner: context, stream, event, module, graph. The only file that
-//! calls the driver, so the only one of this folder, beside `code.rs`, `pinned.rs`, `mapped.rs` and `nccl.rs`,
+//! calls the driver, so the only one of this folder, beside `code.rs`, `pinned.rs`, `mapped.rs`, `nccl.rs` and
+//! `push.rs`,
 //! with unsafe code.
 //!
 //! What every call is owed, and how it is paid:
@@ -12,7 +13,7 @@
 //! cudarc's own safe layer is not used: its event tracking fails inside captures, and its slices and graphs
 //! keep nothing alive. Only its loader and its bindings are.
 
-use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{self, CUresult};
 use parking_lot::Mutex;
 
+use super::push::HANDLE_BYTES;
 use crate::error::{Error, Fault, FaultKind, Result};
 use crate::exec::Times;
 use crate::kernel::{Grid, Twin};
@@ -66,7 +68,7 @@ impl Failure {
 
     /// The driver's name and sentence for the code.
     pub(super) fn words(self) -> (String, String) {
-        let text = |ask: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let text = |ask: unsafe fn(CUresult, *mut *const c_char) -> CUresult| {
             let mut text = std::ptr::null();
             // SAFETY: a failure comes from a loaded driver; `text` receives a static string or stays null.
             unsafe {
@@ -311,6 +313,42 @@ impl Context {
         done(unsafe { sys::cuMemHostUnregister(start.as_ptr().cast()) })
     }
 
+    /// How many blocks run at once whatever they take.
+    pub(super) fn multiprocessors(&self) -> Outcome<usize> {
+        let count =
+            attribute(self.device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(usize::try_from(count).unwrap_or(0).max(1))
+    }
+
+    /// What names memory that [`Context::allocate`] gave to another process.
+    pub(super) fn export(&self, address: u64) -> Outcome<[c_char; HANDLE_BYTES]> {
+        self.bind()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE_BYTES] };
+        // SAFETY: the context is current; `handle` is written by the call alone, which checks the address.
+        done(unsafe { sys::cuIpcGetMemHandle(&mut handle, address) })?;
+        Ok(handle.reserved)
+    }
+
+    /// Maps memory of another process, whose device this one can reach; gives its address here.
+    pub(super) fn import(&self, handle: [c_char; HANDLE_BYTES]) -> Outcome<u64> {
+        self.bind()?;
+        let (mut address, handle) = (0, sys::CUipcMemHandle { reserved: handle });
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
+        // SAFETY: the context is current; `address` is written by the call alone, which checks the handle.
+        done(unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, flags) })?;
+        Ok(address)
+    }
+
+    /// Ends what [`Context::import`] began.
+    ///
+    /// # Safety
+    /// Nothing on the device uses the memory any more, and it is unmapped once.
+    pub(super) unsafe fn unimport(&self, address: u64) -> Outcome {
+        self.bind()?;
+        // SAFETY: the caller's promise; the context is current.
+        done(unsafe { sys::cuIpcCloseMemHandle(address) })
+    }
+
     /// Frees what [`Context::allocate_pinned`] gave.
     ///
     /// # Safety
@@ -525,7 +563,7 @@ impl Drop for StreamHandle {
     }
 }
 
-/// An event without timing. One that could not be made is null and counts as reached.
+/// An event, without timing unless it was made for it. One that could not be made is null and counts as reached.
 pub(super) struct EventHandle {
     raw: sys::CUevent,
     context: Arc<Context>,
@@ -538,11 +576,29 @@ unsafe impl Sync for EventHandle {}
 
 impl EventHandle {
     pub(super) fn new(context: &Arc<Context>) -> Outcome<EventHandle> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that keeps the time at which it was reached.
+    pub(super) fn timed(context: &Arc<Context>) -> Outcome<EventHandle> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Outcome<EventHandle> {
         context.bind()?;
         let mut raw = null_mut();
         // SAFETY: the context is current.
-        done(unsafe { sys::cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint) })?;
+        done(unsafe { sys::cuEventCreate(&mut raw, flags as c_uint) })?;
         Ok(EventHandle { raw, context: context.clone() })
+    }
+
+    /// Milliseconds from `earlier` on; both are timed, and were reached.
+    pub(super) fn milliseconds_since(&self, earlier: &EventHandle) -> Outcome<f32> {
+        self.context.bind()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both live, and the context, which is that of both, is current.
+        done(unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.raw, self.raw) })?;
+        Ok(milliseconds)
     }
 
     /// A handle that stands for an event that could not be made.

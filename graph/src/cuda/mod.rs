@@ -12,7 +12,7 @@
 //!
 //! Files: `driver` owns the handles, `queue` is a stream with what its pending work holds, `modules`
 //! the loaded kernels, [`code`] the compiler and its cache, `pinned` host memory, `mapped` files, `nccl` the library
-//! of collectives.
+//! of collectives, `push` gathers over peer memory.
 
 pub mod code;
 mod driver;
@@ -20,6 +20,7 @@ mod mapped;
 mod modules;
 mod nccl;
 mod pinned;
+mod push;
 mod queue;
 
 use std::sync::Arc;
@@ -40,7 +41,9 @@ pub(crate) use mapped::MappedFile;
 pub(crate) use nccl::{Handle, ID_BYTES, Nccl};
 pub use nccl::{NcclLibrary, nccl_environment, nccl_library};
 pub(crate) use pinned::PinnedMemory;
-pub(crate) use queue::{Marker, Queue};
+pub use push::EXCHANGE;
+pub(crate) use push::{HANDLE_BYTES, Inbox, MOST_BYTES, Push};
+pub(crate) use queue::{Lap, Marker, Queue};
 
 /// Settings of a CUDA device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +79,8 @@ pub(crate) enum Release {
     Pinned(pinned::Pages),
     /// A mapped file, and whether the driver knows of it.
     File(FileMap, bool),
+    /// Memory of another process.
+    Peer(u64),
 }
 
 /// How many CUDA devices there are.
@@ -208,6 +213,8 @@ impl Cuda {
                     mapped::end(&self.context, map, registered);
                     Ok(())
                 }
+                // SAFETY: as above.
+                Release::Peer(address) => unsafe { self.context.unimport(address) },
             };
         }
     }
@@ -224,7 +231,7 @@ impl Cuda {
     pub(crate) fn free_bytes(&self) -> usize {
         let waiting = |release: &Release| match release {
             Release::Device(_, bytes) => *bytes,
-            Release::Pinned(_) | Release::File(..) => 0,
+            Release::Pinned(_) | Release::File(..) | Release::Peer(_) => 0,
         };
         let waiting: usize = self.released.lock().iter().map(waiting).sum();
         self.context.memory().map_or(0, |(free, _)| free + waiting)

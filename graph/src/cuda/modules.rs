@@ -48,6 +48,11 @@ impl Modules {
         launches.collect()
     }
 
+    /// The function of one definition, if it is loaded.
+    pub(super) fn function(&self, definition: &Definition) -> Option<Function> {
+        self.loaded.lock().functions.get(&name(definition)).copied()
+    }
+
     /// Compiles, or finds in the cache, and loads the twins of `definitions`. Those without a twin are
     /// passed over: the host alone runs them.
     pub(super) fn prepare(&self, context: &Arc<Context>, definitions: &[&'static Definition]) -> Result<()> {

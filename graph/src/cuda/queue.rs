@@ -162,6 +162,16 @@ impl Queue {
         Ok(())
     }
 
+    /// Marks this point, to tell how long what comes behind takes.
+    pub(crate) fn lap(&self) -> Result<Lap> {
+        self.cuda.ready("timing")?;
+        let lap = EventHandle::timed(self.cuda.context()).and_then(|event| {
+            self.stream.record(&event)?;
+            Ok(Lap { cuda: self.cuda.clone(), event })
+        });
+        lap.map_err(|failure| self.cuda.fail(failure, "recording an event"))
+    }
+
     pub(crate) fn wait(&self, marker: &Marker) -> Result<()> {
         self.cuda.state.healthy()?;
         self.stream.wait(&marker.event).map_err(|failure| self.cuda.fail(failure, "waiting for an event"))
@@ -204,6 +214,7 @@ impl Queue {
         let mut functions = functions.iter();
         for (index, entry) in emission.entries().iter().enumerate() {
             planted(index).map_err(|failure| (index, failure.into()))?;
+            let args;
             let submission = match *entry {
                 Entry::Launch { kernel, grid, block } => {
                     let function = *functions.next().expect("one function was found for each launch");
@@ -215,11 +226,19 @@ impl Queue {
                 Entry::Fill { to, bytes, value } => Submission::Fill { to: to.address(), bytes, value },
                 Entry::Collective { communicator, what, at, bytes } => {
                     let refused = |why| (index, Refusal::Collective(why));
-                    let handle = emission.communicator(communicator).handle().map_err(refused)?;
-                    // SAFETY: as below; and the communicator is of this stream's device (`Stream::admit`).
-                    let queued = unsafe { handle.queue(what, at.address(), bytes, &self.stream) };
-                    queued.map_err(refused)?;
-                    continue;
+                    let end = emission.communicator(communicator);
+                    let handle = end.handle().map_err(refused)?;
+                    let Some(push) = end.push(what, bytes) else {
+                        // SAFETY: as below; and the communicator is of this stream's device (`Stream::admit`).
+                        let queued = unsafe { handle.queue(what, at.address(), bytes, &self.stream) };
+                        queued.map_err(refused)?;
+                        continue;
+                    };
+                    // What it names beside the caller's memory is held by the communicator, as whoever queues this
+                    // holds that (`hold`, `Exec`).
+                    let (grid, launch) = push.launch(end.rank(), at.address(), bytes);
+                    args = launch;
+                    Submission::Launch { function: push.function(), grid, block: bytemuck::bytes_of(&args) }
                 }
             };
             // SAFETY: the emission's arenas are held until its work has run (`hold`, `Exec`), and released
@@ -294,6 +313,21 @@ impl Drop for Queue {
             // A failure means that nothing runs any more.
             let _ = self.stream.synchronize();
         }
+    }
+}
+
+/// A point in a stream whose time is kept.
+pub(crate) struct Lap {
+    cuda: Arc<Cuda>,
+    event: EventHandle,
+}
+
+impl Lap {
+    /// Microseconds from `earlier` on, once both were reached.
+    pub(crate) fn microseconds_since(&self, earlier: &Lap) -> Result<f64> {
+        let milliseconds = self.event.milliseconds_since(&earlier.event);
+        let milliseconds = milliseconds.map_err(|failure| self.cuda.fail(failure, "timed work"))?;
+        Ok(f64::from(milliseconds) * 1e3)
     }
 }
 

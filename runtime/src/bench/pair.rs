@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
+use graph::GatherTimes;
 use planner::RequestId;
 use serde_json::{Value, json};
 
@@ -105,6 +106,30 @@ impl fmt::Display for PairLine {
     }
 }
 
+/// A gather of two ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct GatherLine(pub GatherTimes);
+
+impl GatherLine {
+    pub(super) fn to_json(self) -> Value {
+        let GatherTimes { bytes, exchange, eager, graph } = self.0;
+        json!({
+            "line": "gather", "bytes": bytes, "exchange": exchange.to_string(), "eager_us": eager, "graph_us": graph,
+        })
+    }
+}
+
+impl fmt::Display for GatherLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GatherTimes { bytes, exchange, eager, graph } = self.0;
+        let exchange = exchange.to_string();
+        write!(
+            f,
+            "gather     {bytes:7} bytes of each rank by {exchange:4}: {graph:6.2} us in a graph, {eager:6.2} us eager"
+        )
+    }
+}
+
 /// Measures a model with the rank that follows, and then alone: its memory is free again by then.
 ///
 /// # Errors
@@ -118,7 +143,11 @@ pub fn run_pair(
 ) -> Result<(), Error> {
     let engine_options = super::settings(dir, options)?;
     let mut engine = open_rank(dir, &engine_options, rank, progress)?.engine;
-    let measured = all(&mut engine, options);
+    let gathers = engine.measure_gathers();
+    let measured = gathers.and_then(|gathers| {
+        gathers.into_iter().for_each(|times| told(Line::Gather(GatherLine(times))));
+        all(&mut engine, options)
+    });
     engine.part(measured.as_ref().err().map(Error::to_string).as_deref());
     engine.close();
     let (two, prompt_of_two) = measured?;

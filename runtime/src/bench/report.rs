@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::bytes::RoundBytes;
 use super::kernels::KernelTable;
-use super::pair::{PairLine, PairPrompt};
+use super::pair::{GatherLine, PairLine, PairPrompt};
 
 /// One result.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub enum Line {
     Bandwidth(Bandwidth),
     /// Decode rounds of one shape.
     Round(RoundLine),
+    /// A gather of two ranks, by one of its means.
+    Gather(GatherLine),
     /// Decode rounds of two ranks and of one.
     Pair(PairLine),
     /// A prompt on two ranks and on one.
@@ -141,6 +143,7 @@ impl Line {
                 "full_seconds": p.full_seconds, "full_tokens_per_second": p.tokens as f64 / p.full_seconds,
                 "layers": p.layers[0], "full_layers": p.layers[1],
             })],
+            Line::Gather(gather) => vec![gather.to_json()],
             Line::Pair(pair) => vec![pair.to_json()],
             Line::PairPrompt(prompt) => vec![prompt.to_json()],
             Line::Kernels(table) => table.to_json(),
@@ -159,6 +162,7 @@ impl fmt::Display for Line {
                 b.bytes as f64 / f64::from(1 << 30)
             ),
             Line::Round(r) => r.fmt(f),
+            Line::Gather(gather) => gather.fmt(f),
             Line::Pair(pair) => pair.fmt(f),
             Line::PairPrompt(prompt) => prompt.fmt(f),
             Line::Prompt(p) => p.fmt(f),

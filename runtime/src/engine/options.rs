@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use graph::host::HostOptions;
-use graph::{Bank, Planted};
+use graph::{Bank, Exchange, Planted};
 use kernels::numerics::ElementType;
 use planner::{ClassId, Limits, Slab, State};
 
@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub table: TablePlace,
     /// Whether decode rounds are captured and replayed.
     pub graphs: bool,
+    /// What carries the gathers of two ranks on CUDA devices.
+    pub exchange: Exchange,
     /// The cache classes; requests name one by its number.
     pub classes: Vec<Class>,
     /// Bytes for the pages of each class that does not say how many it has. None: as many pages as its lanes can use,
@@ -100,6 +102,7 @@ impl Default for EngineOptions {
             text: true,
             table: TablePlace::Device,
             graphs: true,
+            exchange: Exchange::Auto,
             classes: vec![Class::default()],
             page_memory: None,
             slab_lanes: SLAB_LANES,
@@ -327,9 +330,9 @@ fn open_any(
     progress(Progress::Device(device.describe()));
     options.place.takes(&opened.checkpoint.config)?;
     if let Some(rank) = rank {
-        rank.connect(&device)?;
-        if let Some(library) = rank.communicator.nccl() {
-            progress(Progress::Collectives(library.to_string()));
+        rank.connect(&device, options.exchange)?;
+        if options.place != Place::Host {
+            progress(Progress::Collectives(rank.communicator.means().into()));
         }
     }
     let free = (options.place != Place::Host).then(|| device.free_bytes());

@@ -84,6 +84,8 @@ pub enum Command {
         /// Whether they are.
         on: bool,
     },
+    /// Collectives are measured, on both ranks at once.
+    Measure,
     /// There is nothing left to do.
     End {
         /// Digest of all outcomes, in hex.
@@ -123,6 +125,7 @@ impl Message {
             Self::Command(Command::Submit { .. }) => "Submit",
             Self::Command(Command::Cancel { .. }) => "Cancel",
             Self::Command(Command::Graphs { .. }) => "Graphs",
+            Self::Command(Command::Measure) => "Measure",
             Self::Command(Command::End { .. }) => "End",
             Self::Command(Command::Turn { .. }) => "Turn",
             Self::Done { .. } => "Done",

@@ -56,6 +56,7 @@ pub(crate) enum Order {
     Submit(RequestId, Submission),
     Cancel(RequestId),
     Graphs(bool),
+    Measure,
     Turn,
     /// The leader has ended, in good order.
     End,
@@ -100,6 +101,11 @@ impl Peer {
     /// Has the follower replay rounds too, or not.
     pub(crate) fn graphs(&self, on: bool) -> Result<(), Error> {
         self.command(|| Command::Graphs { on })
+    }
+
+    /// Has the follower measure collectives too.
+    pub(crate) fn measure(&self) -> Result<(), Error> {
+        self.command(|| Command::Measure)
     }
 
     fn command(&self, command: impl FnOnce() -> Command) -> Result<(), Error> {
@@ -248,6 +254,7 @@ impl Peer {
                 }
                 Message::Command(Command::Cancel { id }) => Order::Cancel(RequestId(id)),
                 Message::Command(Command::Graphs { on }) => Order::Graphs(on),
+                Message::Command(Command::Measure) => Order::Measure,
                 Message::Command(Command::Turn { number, round, how, settled }) => {
                     self.told = Some(Told { number, round, how, settled });
                     Order::Turn

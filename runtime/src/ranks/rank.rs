@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use graph::{Communicator, Device};
+use graph::{Communicator, Device, Exchange};
 
 use super::{Hello, Link, Listener, Message, Peer};
 use crate::error::Error;
@@ -112,14 +112,14 @@ impl Rank {
         ])
     }
 
-    /// Makes the collectives those of `device`, once both ranks have theirs: NCCL's of CUDA devices.
+    /// Makes the collectives those of `device`, once both ranks have theirs; of CUDA devices carried as `exchange` says.
     ///
     /// # Errors
     /// The other rank is gone; or the devices cannot be connected.
-    pub(crate) fn connect(&mut self, device: &Device) -> Result<(), Error> {
+    pub(crate) fn connect(&mut self, device: &Device, exchange: Exchange) -> Result<(), Error> {
         self.peer.meet("its device")?;
         if let Device::Cuda(_) = device {
-            self.communicator = self.communicator.clone().on_cuda(device)?;
+            self.communicator = self.communicator.clone().on_cuda_with(device, exchange)?;
         }
         Ok(())
     }

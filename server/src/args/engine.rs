@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use clap::Args;
+use graph::Exchange;
 use kernels::numerics::ElementType;
 use runtime::checkpoint::layout::{Format, Wanted};
 use runtime::engine::{Class, EngineOptions};
@@ -192,7 +193,7 @@ impl Chosen {
     /// What receipts need to know.
     pub(crate) fn receipts(&self, cases: u32, seed: u64) -> CheckOptions {
         let &Chosen { place, element, load, table, .. } = self;
-        CheckOptions { place, element, load, table, cases, seed }
+        CheckOptions { place, element, load, table, exchange: Exchange::Auto, cases, seed }
     }
 
     /// The note before a model is opened.
@@ -213,6 +214,7 @@ impl EngineArgs {
             load: chosen.load,
             table: chosen.table,
             graphs: self.graphs.is_on(),
+            exchange: self.ranks.exchange(),
             classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
             page_memory: self.memory.map(|size| size.0),
             audit: self.audit,

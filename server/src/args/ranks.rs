@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use graph::Exchange;
 
 use super::Seconds;
 use crate::failure::Failure;
@@ -42,9 +43,22 @@ pub(crate) struct RankArgs {
     #[arg(long, env = "ROUNDHOUSE_PEER_TIMEOUT", value_name = "SECONDS", default_value = "60")]
     peer_timeout: Seconds,
 
+    /// With --tp 2 on CUDA: what carries what the ranks exchange in a round: push over peer memory, nccl, or whichever is
+    /// faster when they start. The bytes are the same.
+    #[arg(long, env = "ROUNDHOUSE_EXCHANGE", value_name = "MEANS", default_value = "auto")]
+    exchange: Means,
+
     /// What a leader adds for the follower that it starts, which ends with it, however that ends: its own process number.
     #[arg(long, hide = true, value_name = "PROCESS")]
     owned: Option<u32>,
+}
+
+/// [`Exchange`] by its name.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Means {
+    Auto,
+    Push,
+    Nccl,
 }
 
 /// A host and a port, as they are written.
@@ -97,6 +111,15 @@ impl RankArgs {
     /// The process of the leader, if that has started this one.
     pub(crate) fn owner(&self) -> Option<u32> {
         self.owned
+    }
+
+    /// What carries gathers.
+    pub(crate) fn exchange(&self) -> Exchange {
+        match self.exchange {
+            Means::Auto => Exchange::Auto,
+            Means::Push => Exchange::Push,
+            Means::Nccl => Exchange::Nccl,
+        }
     }
 
     /// How long to wait for the other rank.

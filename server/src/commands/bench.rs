@@ -20,6 +20,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<(), Failure> {
         element: chosen.element,
         load: chosen.load,
         table: chosen.table,
+        exchange: args.ranks.exchange(),
         rows: args.rows.0.clone(),
         contexts: args.contexts.0.clone(),
         rounds: args.rounds as usize,

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use graph::{Collective, Emission, Entry, Error, Ptr};
+use graph::{Collective, Emission, Entry, Error, Exchange, Ptr};
 
-use super::{Communicator, Duration, LONG, both, ranks};
+use super::{Communicator, Duration, LONG, Rank, both, ranks};
 
 const AT: Ptr<u8> = Ptr::new(0x1000);
 
@@ -158,4 +158,25 @@ fn entries_of_two_communicators_go_to_the_right_peers() {
     let plain = |rank: usize| -> u8 { rank as u8 };
     let whole: Vec<u8> = (0..8).map(|i: u8| i * 13 + plain(usize::from(i % 4 >= 2))).collect();
     ranks.iter().for_each(|rank| assert_eq!(rank.bytes(), whole));
+}
+
+#[test]
+fn a_host_end_has_one_means_and_says_so() {
+    let [end, _other] = Communicator::pair(LONG);
+    assert_eq!(end.means(), "the host device's own collectives, over its link");
+    let rank = Rank::new(end, 64);
+    let refused = |result: Result<(), Error>| match result {
+        Err(Error::Communicator { doing, why }) => {
+            assert_eq!(doing, "run collectives of the communicator of rank 0");
+            why
+        }
+        other => panic!("{other:?}"),
+    };
+    for exchange in [Exchange::Auto, Exchange::Nccl, Exchange::Push] {
+        let why = refused(rank.end.carried_by(exchange).map(drop));
+        assert_eq!(why, "it is for a host device, which has one means for all", "{exchange}");
+    }
+    refused(rank.end.measure(&rank.stream, &[64]).map(drop));
+    assert_eq!(refused(rank.end.plant_epochs(1)), "there is no push over peer memory");
+    assert_eq!(rank.end.ended(), None);
 }
