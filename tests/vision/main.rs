@@ -15,7 +15,7 @@ mod turned;
 use serde_json::{Map, Value};
 use tests::fixture::repository;
 use tests::oracle::read_json;
-use vision::{Limits, Picture};
+use vision::{Clip, ClipBuilder, Limits, Picture, PictureError, Size, VideoSettings};
 
 fn bytes(path: &str) -> Vec<u8> {
     let path = repository(path);
@@ -47,4 +47,11 @@ fn gradient(width: u32, height: u32) -> Picture {
 fn difference(a: &Picture, b: &Picture) -> u8 {
     assert_eq!([a.width(), a.height()], [b.width(), b.height()]);
     a.rgb().iter().zip(b.rgb()).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
+}
+
+fn clip_of(frames: &[Picture], seconds: Vec<f64>, settings: &VideoSettings) -> Result<Clip, PictureError> {
+    let size = Size { width: frames[0].width(), height: frames[0].height() };
+    let mut clip = ClipBuilder::new(size, seconds, settings)?;
+    frames.iter().try_for_each(|frame| clip.push(frame))?;
+    clip.finish()
 }

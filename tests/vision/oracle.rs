@@ -7,7 +7,7 @@ use vision::{
     VideoSettings, choose_frames, expand, normal, picture_patches, three_axis,
 };
 
-use crate::{bytes, decoded, object};
+use crate::{bytes, clip_of, decoded, object};
 
 fn settings(case: &Case) -> (Preprocess, VideoSettings) {
     let of = |name: &str| {
@@ -62,17 +62,15 @@ fn clip(case: &Case, settings: &VideoSettings) -> Clip {
     let frames = case.manifest["frames"].as_array().unwrap();
     let times = Times::at_rate(frames.len(), Some(case.number("/video_metadata/fps"))).unwrap();
     let chosen = choose_frames(&times, Choice::Settings, settings).unwrap();
-    let pictures = chosen.iter().map(|frame| image(frames[*frame].as_str().unwrap())).collect();
-    let seconds = chosen.iter().map(|frame| times.seconds()[*frame]).collect();
-    Clip::new(pictures, seconds, settings).unwrap()
+    let pictures: Vec<Picture> = chosen.iter().map(|frame| image(frames[*frame].as_str().unwrap())).collect();
+    clip_of(&pictures, chosen.iter().map(|frame| times.seconds()[*frame]).collect(), settings).unwrap()
 }
 
 #[test]
 fn a_clip_becomes_the_recorded_bytes() {
     let mut seen = 0;
     for case in cases("video_prompt") {
-        let clip = clip(&case, &settings(&case).1);
-        let patches = clip.patches().unwrap();
+        let patches = clip(&case, &settings(&case).1).patches;
         assert_eq!(patches.grid, grid(&case.indices("video_grid_thw")), "{}", case.id());
         if let Some(expected) = case.tensors.get("pixel_values_videos_u8") {
             assert_bytes(case.id(), &patches, &expected.values);
@@ -141,9 +139,9 @@ fn prompts_with_videos_have_the_recorded_ids_and_positions() {
     for case in cases("video_prompt") {
         let (picture, settings) = settings(&case);
         let clip = clip(&case, &settings);
-        let grid = clip.patches().unwrap().grid;
+        let grid = clip.patches.grid;
         if case.manifest["markers"].as_str().unwrap().starts_with("outer vision markers kept") {
-            let spans = expanded(&case, &[Medium::Video { grid, stamps: clip.stamps() }]);
+            let spans = expanded(&case, &[Medium::Video { grid, stamps: clip.stamps }]);
             assert_eq!(spans.iter().map(|span| span.row).collect::<Vec<_>>(), [0, 6]);
             assert_positions(&case, &spans);
             kept += 1;

@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use vision::{
-    Choice, Clip, ContentKey, Grid, Picture, PictureError, Preprocess, SettingsError, Size, Times,
-    VideoSettings, choose_frames, picture_patches, picture_size, resize, video_size,
+    Choice, Clip, ClipBuilder, ContentKey, Grid, Picture, PictureError, Preprocess, SettingsError, Size,
+    Times, VideoSettings, choose_frames, picture_patches, picture_size, resize, video_size,
 };
 
-use crate::{gradient, object};
+use crate::{clip_of, gradient, object};
 
 proptest! {
     #[test]
@@ -92,7 +92,7 @@ fn patches_hold_every_pixel_where_it_belongs() {
 }
 
 fn clip(pictures: &[Picture], seconds: &[f64]) -> Result<Clip, PictureError> {
-    Clip::new(pictures.to_vec(), seconds.to_vec(), &VideoSettings::default())
+    clip_of(pictures, seconds.to_vec(), &VideoSettings::default())
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn an_odd_clip_repeats_its_last_frame() {
     let frames: Vec<Picture> =
         (0..3u8).map(|n| Picture::new(64, 64, vec![n * 50; 12_288]).unwrap()).collect();
     let clip = clip(&frames, &[0.0, 0.5, 1.0]).unwrap();
-    assert_eq!(clip.stamps(), [0.25, 1.0]);
-    let patches = clip.patches().unwrap();
+    assert_eq!(clip.stamps, [0.25, 1.0]);
+    let patches = clip.patches;
     assert_eq!(patches.grid, Grid { pairs: 2, height: 4, width: 4 });
     // Each colour has 256 values of the pair's first frame, then of its second.
     for (index, byte) in patches.bytes.iter().enumerate() {
@@ -115,13 +115,18 @@ fn clips_that_are_none_are_refused() {
     let frame = gradient(64, 32);
     let refused = |frames: &[Picture], seconds: &[f64]| clip(frames, seconds).unwrap_err();
     let pair = [frame.clone(), frame.clone()];
-    assert_eq!(refused(&pair[..1], &[0.0]), PictureError::Frames { count: 1, range: [2, 768] });
+    assert_eq!(refused(&pair, &[0.0]), PictureError::Frames { count: 1, range: [2, 768] });
     let other = [frame.clone(), gradient(32, 64)];
     let error = refused(&other, &[0.0, 1.0]);
-    assert_eq!(error, PictureError::FrameSize { frame: 1, size: [32, 64], first: [64, 32] });
-    for seconds in [&[1.0, 0.5][..], &[0.0], &[0.0, f64::NAN], &[-1.0, 0.0], &[0.0, f64::INFINITY]] {
+    assert_eq!(error, PictureError::FrameSize { frame: 1, size: [32, 64], given: [64, 32] });
+    let bad: [&[f64]; 4] = [&[1.0, 0.5], &[0.0, f64::NAN], &[-1.0, 0.0], &[0.0, f64::INFINITY]];
+    for seconds in bad.into_iter().chain([&[0.0, 0.5, 1.0][..]]) {
         assert!(matches!(refused(&pair, seconds), PictureError::Times { .. }), "{seconds:?}");
     }
+    let size = Size { width: 64, height: 32 };
+    let mut full = ClipBuilder::new(size, vec![0.0, 1.0], &VideoSettings::default()).unwrap();
+    pair.iter().for_each(|frame| full.push(frame).unwrap());
+    assert!(matches!(full.push(&frame), Err(PictureError::Times { .. })));
     for fps in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE / 4.0] {
         assert!(matches!(Times::at_rate(2, Some(fps)), Err(PictureError::Times { .. })), "{fps}");
     }
@@ -153,7 +158,7 @@ fn keys_differ_when_anything_does() {
         ([&picture, &other], [0.0, 0.5]),
         ([&other, &picture], [0.0, 0.5]),
     ] {
-        keys.push(clip(&frames.map(Picture::clone), &seconds).unwrap().key());
+        keys.push(clip(&frames.map(Picture::clone), &seconds).unwrap().key);
     }
     let count = keys.len();
     keys.sort();

@@ -100,14 +100,14 @@ pub enum PictureError {
         /// Frames there are.
         total: usize,
     },
-    /// A frame is not as large as the first.
+    /// A frame is not as large as the video.
     FrameSize {
         /// Which, counted from 0.
         frame: usize,
         /// Its columns and rows.
         size: [u32; 2],
-        /// Those of frame 0.
-        first: [u32; 2],
+        /// Those of the video.
+        given: [u32; 2],
     },
     /// Frame rates or times that do not say when a frame is shown.
     Times {
@@ -165,10 +165,10 @@ impl fmt::Display for PictureError {
             Self::Choice { asked, total } => {
                 write!(f, "{asked} frames are asked of a video that has {total}; ask for at most {total}")
             }
-            Self::FrameSize { frame, size, first } => write!(
+            Self::FrameSize { frame, size, given } => write!(
                 f,
-                "frame {frame} of the video has {} x {} pixels, frame 0 has {} x {}; all frames have one size",
-                size[0], size[1], first[0], first[1]
+                "frame {frame} of the video has {} x {} pixels, the video {} x {}; all frames have one size",
+                size[0], size[1], given[0], given[1]
             ),
             Self::Times { detail } => write!(f, "the times of the video's frames: {detail}"),
         }

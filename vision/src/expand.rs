@@ -27,7 +27,7 @@ pub enum Medium {
     Video {
         /// Its patches.
         grid: Grid,
-        /// The second of each time pair ([`Clip::stamps`](crate::Clip::stamps)).
+        /// The second of each time pair ([`pair_stamps`](crate::pair_stamps)).
         stamps: Vec<f64>,
     },
 }

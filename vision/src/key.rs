@@ -12,18 +12,9 @@ pub struct ContentKey(pub [u8; 16]);
 impl ContentKey {
     /// The key of a still picture that is prepared by `settings`.
     pub fn of_picture(picture: &Picture, settings: &Preprocess) -> ContentKey {
-        let mut hash = begin(b"picture", settings);
-        add(&mut hash, picture);
-        end(hash)
-    }
-
-    pub(crate) fn of_frames(frames: &[Picture], seconds: &[f64], settings: &Preprocess) -> ContentKey {
-        let mut hash = begin(b"video..", settings);
-        for (frame, seconds) in frames.iter().zip(seconds) {
-            hash.update(seconds.to_bits().to_le_bytes());
-            add(&mut hash, frame);
-        }
-        end(hash)
+        let mut key = KeyBuilder::new(b"picture", settings);
+        key.add(picture);
+        key.finish()
     }
 }
 
@@ -33,26 +24,43 @@ impl std::fmt::Display for ContentKey {
     }
 }
 
-/// Everything in front of the pixels has a fixed length, so no two contents give the same bytes.
-fn begin(kind: &[u8; 7], settings: &Preprocess) -> Sha256 {
-    let Preprocess { patch, merge, frames, min_pixels, max_pixels } = *settings;
-    let mut hash = Sha256::new();
-    hash.update(kind);
-    for number in [patch.into(), merge.into(), frames.into(), min_pixels, max_pixels] {
-        hash.update(number.to_le_bytes());
+/// Takes content piece by piece. Everything but pixels has a fixed length, and sizes come before pixels, so no two contents
+/// give the same bytes.
+pub(crate) struct KeyBuilder {
+    hash: Sha256,
+}
+
+impl KeyBuilder {
+    /// For the frames of a video.
+    pub(crate) fn video(settings: &Preprocess) -> Self {
+        Self::new(b"video..", settings)
     }
-    hash
-}
 
-fn add(hash: &mut Sha256, picture: &Picture) {
-    hash.update(picture.width().to_le_bytes());
-    hash.update(picture.height().to_le_bytes());
-    hash.update(picture.rgb());
-}
+    fn new(kind: &[u8; 7], settings: &Preprocess) -> Self {
+        let Preprocess { patch, merge, frames, min_pixels, max_pixels } = *settings;
+        let mut hash = Sha256::new();
+        hash.update(kind);
+        for number in [patch.into(), merge.into(), frames.into(), min_pixels, max_pixels] {
+            hash.update(number.to_le_bytes());
+        }
+        Self { hash }
+    }
 
-fn end(hash: Sha256) -> ContentKey {
-    let digest = hash.finalize();
-    let mut key = [0; 16];
-    key.copy_from_slice(&digest[..16]);
-    ContentKey(key)
+    pub(crate) fn add_frame(&mut self, frame: &Picture, seconds: f64) {
+        self.hash.update(seconds.to_bits().to_le_bytes());
+        self.add(frame);
+    }
+
+    fn add(&mut self, picture: &Picture) {
+        self.hash.update(picture.width().to_le_bytes());
+        self.hash.update(picture.height().to_le_bytes());
+        self.hash.update(picture.rgb());
+    }
+
+    pub(crate) fn finish(self) -> ContentKey {
+        let digest = self.hash.finalize();
+        let mut key = [0; 16];
+        key.copy_from_slice(&digest[..16]);
+        ContentKey(key)
+    }
 }

@@ -36,17 +36,24 @@ pub fn normal(byte: u8) -> f32 {
 /// Cuts the frames of one time pair into its patches.
 pub(crate) fn cut(frames: &[&Picture], grid: Grid, settings: &Preprocess, out: &mut [u8]) {
     let edge = settings.patch as usize;
+    let square = edge * edge;
     let places: Vec<[u32; 2]> = grid.places(settings.merge).collect();
     out.par_chunks_exact_mut(settings.patch_values()).zip(places).with_min_len(64).for_each(
-        |(out, [row, column])| {
-            let lines = out.chunks_exact_mut(edge).enumerate();
-            for (line, out) in lines {
-                let (y, plane) = (line % edge, line / edge);
-                let (frame, colour) = (frames[plane % frames.len()], plane / frames.len());
-                let at = (row as usize * edge + y) * frame.width() as usize + column as usize * edge;
-                let pixels = frame.rgb()[3 * at..][..3 * edge].as_chunks::<3>().0;
-                for (out, pixel) in out.iter_mut().zip(pixels) {
-                    *out = pixel[colour];
+        |(patch, [row, column])| {
+            for (colour, patch) in patch.chunks_exact_mut(frames.len() * square).enumerate() {
+                for (slot, frame) in frames.iter().enumerate() {
+                    if slot > 0 && std::ptr::eq(*frame, frames[slot - 1]) {
+                        patch.copy_within((slot - 1) * square..slot * square, slot * square);
+                        continue;
+                    }
+                    let lines = patch[slot * square..][..square].chunks_exact_mut(edge).enumerate();
+                    for (y, line) in lines {
+                        let at = (row as usize * edge + y) * frame.width() as usize + column as usize * edge;
+                        let pixels = frame.rgb()[3 * at..][..3 * edge].as_chunks::<3>().0;
+                        for (value, pixel) in line.iter_mut().zip(pixels) {
+                            *value = pixel[colour];
+                        }
+                    }
                 }
             }
         },

@@ -1,9 +1,9 @@
 //! Videos: frames that someone decoded, with their times. Which are used, and what the prompt says about each pair.
 
-use crate::key::ContentKey;
+use crate::key::{ContentKey, KeyBuilder};
 use crate::patches::cut;
 use crate::size::video_size;
-use crate::{Grid, Patches, Picture, PictureError, Size, VideoSettings, resize};
+use crate::{Grid, Patches, Picture, PictureError, Preprocess, Size, VideoSettings, resize};
 
 /// Frames for each second of a video that does not say.
 const UNKNOWN_FPS: f64 = 24.0;
@@ -89,67 +89,96 @@ pub fn choose_frames(
     Ok((0..count - 1).map(at).chain([total - 1]).collect())
 }
 
-/// The frames that a model is shown, with their times.
-#[derive(Debug, Clone)]
-pub struct Clip {
-    frames: Vec<Picture>,
-    seconds: Vec<f64>,
-    settings: VideoSettings,
+/// The second that the prompt names for each time pair: the mean of its first and last frame. The last frame fills up the
+/// last pair.
+pub fn pair_stamps(seconds: &[f64], settings: &Preprocess) -> Vec<f64> {
+    let group = settings.frames as usize;
+    let last_of =
+        |pair: &[f64]| if pair.len() == group { pair[group - 1] } else { seconds[seconds.len() - 1] };
+    seconds.chunks(group).map(|pair| (pair[0] + last_of(pair)) / 2.0).collect()
 }
 
-impl Clip {
-    /// Chosen frames, in order, and the second of each.
+/// A video as the tower and the prompt need it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Clip {
+    /// The patches of all time pairs.
+    pub patches: Patches,
+    /// The second of each time pair.
+    pub stamps: Vec<f64>,
+    /// Stands for frames, times and settings.
+    pub key: ContentKey,
+}
+
+/// Makes a [`Clip`] of frames that come one after the other. It holds at most one time pair of them, resized.
+pub struct ClipBuilder {
+    settings: Preprocess,
+    given: Size,
+    resized: Size,
+    seconds: Vec<f64>,
+    taken: usize,
+    pair: Vec<Picture>,
+    patches: Patches,
+    key: KeyBuilder,
+}
+
+impl ClipBuilder {
+    /// A clip of one frame of `size` for each of `seconds`: those of the chosen frames, in order.
     ///
     /// # Errors
-    /// Fewer than two frames, more than the settings allow, frames of different sizes, times that do not ascend.
-    pub fn new(
-        frames: Vec<Picture>,
-        seconds: Vec<f64>,
-        settings: &VideoSettings,
-    ) -> Result<Clip, PictureError> {
-        check_count(frames.len(), settings)?;
-        if frames.len() != seconds.len() {
-            return Err(times(format!("{} times for {} frames", seconds.len(), frames.len())));
-        }
+    /// Fewer than two frames, more than the settings allow, times that do not ascend, a side that is too long.
+    pub fn new(size: Size, seconds: Vec<f64>, settings: &VideoSettings) -> Result<Self, PictureError> {
+        check_count(seconds.len(), settings)?;
         let seconds = Times::listed(seconds)?.seconds;
-        let size = |picture: &Picture| [picture.width(), picture.height()];
-        let first = size(&frames[0]);
-        if let Some(frame) = frames.iter().position(|frame| size(frame) != first) {
-            return Err(PictureError::FrameSize { frame, size: size(&frames[frame]), first });
+        let settings = settings.preprocess;
+        let resized = video_size(size, seconds.len(), &settings)?;
+        let grid = Grid::video(resized, seconds.len(), &settings);
+        let patches = Patches { grid, bytes: Vec::with_capacity(grid.patches() * settings.patch_values()) };
+        let key = KeyBuilder::video(&settings);
+        Ok(Self { settings, given: size, resized, seconds, taken: 0, pair: Vec::new(), patches, key })
+    }
+
+    /// The next frame.
+    ///
+    /// # Errors
+    /// A frame of another size, or one too many.
+    pub fn push(&mut self, frame: &Picture) -> Result<(), PictureError> {
+        let size = Size { width: frame.width(), height: frame.height() };
+        if size != self.given {
+            let [size, given] = [size, self.given].map(|size| [size.width, size.height]);
+            return Err(PictureError::FrameSize { frame: self.taken, size, given });
         }
-        Ok(Clip { frames, seconds, settings: *settings })
-    }
-
-    /// The second that the prompt names for each time pair: the mean of its first and last frame. The last frame fills up
-    /// the last pair.
-    pub fn stamps(&self) -> Vec<f64> {
-        let last = self.seconds[self.seconds.len() - 1];
-        let group = self.settings.preprocess.frames as usize;
-        let full = |pair: &[f64]| if pair.len() == group { pair[group - 1] } else { last };
-        self.seconds.chunks(group).map(|pair| (pair[0] + full(pair)) / 2.0).collect()
-    }
-
-    /// Resizes all frames to one size and cuts them into patches.
-    pub fn patches(&self) -> Result<Patches, PictureError> {
-        let settings = &self.settings.preprocess;
-        let (width, height) = (self.frames[0].width(), self.frames[0].height());
-        let size = video_size(Size { width, height }, self.frames.len(), settings)?;
-        let grid = Grid::video(size, self.frames.len(), settings);
-        let pair_bytes = grid.pair_patches() * settings.patch_values();
-        let mut bytes = vec![0; grid.pairs as usize * pair_bytes];
-        let group = settings.frames as usize;
-        for (frames, out) in self.frames.chunks(group).zip(bytes.chunks_exact_mut(pair_bytes)) {
-            let frames: Vec<Picture> = frames.iter().map(|frame| resize(frame, size)).collect();
-            let mut pair: Vec<&Picture> = frames.iter().collect();
-            pair.resize(group, &frames[frames.len() - 1]);
-            cut(&pair, grid, settings, out);
+        let Some(seconds) = self.seconds.get(self.taken) else {
+            return Err(self.other_count(self.taken + 1));
+        };
+        self.key.add_frame(frame, *seconds);
+        self.pair.push(resize(frame, self.resized));
+        self.taken += 1;
+        let group = self.settings.frames as usize;
+        if self.taken == self.seconds.len() {
+            self.pair.resize(group, self.pair[self.pair.len() - 1].clone());
         }
-        Ok(Patches { grid, bytes })
+        if self.pair.len() == group {
+            let from = self.patches.bytes.len();
+            let pair_bytes = self.patches.grid.pair_patches() * self.settings.patch_values();
+            self.patches.bytes.resize(from + pair_bytes, 0);
+            let frames: Vec<&Picture> = self.pair.iter().collect();
+            cut(&frames, self.patches.grid, &self.settings, &mut self.patches.bytes[from..]);
+            self.pair.clear();
+        }
+        Ok(())
     }
 
-    /// What the features of this clip, and the text that goes with them, are made of.
-    pub fn key(&self) -> ContentKey {
-        ContentKey::of_frames(&self.frames, &self.seconds, &self.settings.preprocess)
+    /// The clip, when all frames are there.
+    pub fn finish(self) -> Result<Clip, PictureError> {
+        if self.taken != self.seconds.len() {
+            return Err(self.other_count(self.taken));
+        }
+        let stamps = pair_stamps(&self.seconds, &self.settings);
+        Ok(Clip { patches: self.patches, stamps, key: self.key.finish() })
+    }
+
+    fn other_count(&self, frames: usize) -> PictureError {
+        times(format!("{} times for {frames} frames", self.seconds.len()))
     }
 }
 
