@@ -26,8 +26,11 @@ proptest! {
                 let area = u64::from(new.width) * u64::from(new.height);
                 prop_assert!(area >= settings.min_pixels, "{new:?}");
                 prop_assert!(area <= settings.max_pixels, "{new:?}");
-                // A size that was chosen is kept.
-                prop_assert_eq!(picture_size(new, &settings).unwrap(), new);
+                // A size that was chosen is kept, unless rounding its sides made one too long.
+                match picture_size(new, &settings) {
+                    Ok(again) => prop_assert_eq!(again, new),
+                    Err(_) => prop_assert!(new.width.max(new.height) > 200 * new.width.min(new.height)),
+                }
                 let grid = Grid::picture(new, &settings);
                 prop_assert_eq!(grid.rows(2) as u64 * 1024, area);
             }
