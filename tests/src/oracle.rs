@@ -120,6 +120,7 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
         bytes.as_chunks().0.iter().map(|word| value(*word)).collect()
     }
     match dtype {
+        Dtype::U8 => each(bytes, |[byte]| byte.into()),
         Dtype::F32 => each(bytes, |word| f32::from_le_bytes(word).into()),
         Dtype::BF16 => each(bytes, |word| half::bf16::from_le_bytes(word).into()),
         Dtype::I32 => each(bytes, |word| i32::from_le_bytes(word).into()),
