@@ -29,7 +29,7 @@ impl<E: Element> Norm<E> {
     fn run(&self, x: &[E]) -> Vec<E> {
         let (mut scene, width) = (Scene::new(), self.gain.len());
         let y = scene.output::<E>("y", x.len());
-        scene.run::<LayerNorm<E>>(&Args {
+        let args = Args {
             x: scene.input("x", x).cast(),
             gain: scene.input("gain", &self.gain).cast(),
             bias: scene.input("bias", &self.bias).cast(),
@@ -38,7 +38,8 @@ impl<E: Element> Norm<E> {
             width: width as u32,
             eps: EPS,
             zero: 0,
-        });
+        };
+        scene.run::<LayerNorm<E>>(&args);
         scene.read(y, x.len())
     }
 

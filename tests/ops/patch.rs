@@ -52,13 +52,14 @@ fn add_positions<E: Element>(patches: Patches, x: &[E], table: &[E]) -> Vec<E> {
     let mut scene = Scene::new();
     let hidden = table.len() / (SIDE * SIDE);
     let at = scene.state("x", x);
-    scene.run::<AddPositions<E>>(&PositionArgs {
+    let args = PositionArgs {
         patches,
         x: at.cast(),
         table: scene.input("table", table).cast(),
         side: SIDE as u32,
         hidden: hidden as u32,
-    });
+    };
+    scene.run::<AddPositions<E>>(&args);
     scene.read(at, x.len())
 }
 
@@ -107,7 +108,7 @@ fn positions_in_f32() {
 fn turn<E: Element>(patches: Patches, x: &[E], heads: usize, width: usize) -> Vec<E> {
     let mut scene = Scene::new();
     let at = scene.state("x", x);
-    scene.run::<TurnPatches<E>>(&TurnArgs {
+    let args = TurnArgs {
         patches,
         x: at.cast(),
         frequencies: scene.input("frequencies", &frequencies(10_000.0, width / 2)),
@@ -115,7 +116,8 @@ fn turn<E: Element>(patches: Patches, x: &[E], heads: usize, width: usize) -> Ve
         width: width as u32,
         stride: (x.len() / patches.rows as usize) as u32,
         zero: 0,
-    });
+    };
+    scene.run::<TurnPatches<E>>(&args);
     scene.read(at, x.len())
 }
 

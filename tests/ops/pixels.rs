@@ -13,11 +13,8 @@ tests::tests! {
 fn run<E: Element>(bytes: &[u8]) -> Vec<E> {
     let mut scene = Scene::new();
     let y = scene.output::<E>("y", bytes.len());
-    scene.run::<Pixels<E>>(&Args {
-        bytes: scene.input("bytes", bytes),
-        y: y.cast(),
-        count: bytes.len() as u64,
-    });
+    let args = Args { bytes: scene.input("bytes", bytes), y: y.cast(), count: bytes.len() as u64 };
+    scene.run::<Pixels<E>>(&args);
     scene.read(y, bytes.len())
 }
 

@@ -38,7 +38,7 @@ impl Shape {
     fn run<E: Element>(&self, x: &[E], first: usize, rows: usize) -> Vec<E> {
         let mut scene = Scene::new();
         let out = scene.output::<E>("out", rows * self.hidden());
-        scene.run::<AttendSpan<E>>(&Args {
+        let args = Args {
             x: scene.input("x", x).cast(),
             out: out.cast(),
             total: (x.len() / (3 * self.hidden())) as u32,
@@ -47,7 +47,8 @@ impl Shape {
             rows: rows as u32,
             heads: self.heads as u32,
             width: self.width as u32,
-        });
+        };
+        scene.run::<AttendSpan<E>>(&args);
         scene.read(out, rows * self.hidden())
     }
 
