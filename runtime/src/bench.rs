@@ -9,6 +9,7 @@ mod kernels;
 mod moves;
 mod report;
 mod rig;
+mod tower;
 
 use std::path::Path;
 
@@ -16,6 +17,7 @@ use ::kernels::numerics::ElementType;
 
 pub use kernels::{KernelRow, KernelTable};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
+pub use tower::{TowerLine, time_tower};
 
 use crate::engine::{Class, EngineOptions, open_opened};
 use crate::error::Error;
