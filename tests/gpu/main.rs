@@ -16,6 +16,7 @@ mod sample;
 mod service;
 mod streams;
 mod tools;
+mod tower;
 
 use std::process::ExitCode;
 use std::sync::Once;
@@ -39,13 +40,14 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 13] = [
+const GROUPS: [Group; 14] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),
     ("model", Needs::Device, model::TESTS),
     ("service", Needs::Device, service::TESTS),
     ("tools", Needs::Device, tools::TESTS),
+    ("tower", Needs::Device, tower::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("luck", Needs::Device, luck::TESTS),
     ("ranks", Needs::TwoDevices, ranks::TESTS),
