@@ -21,6 +21,7 @@ use crate::{
 pub const ALL: &[&Definition] = &[
     rows::Rows::DEFINITION,
     embed::Embed::<bf16>::DEFINITION,
+    embed::EmbedFeatures::<bf16>::DEFINITION,
     residual::Residual::<bf16>::DEFINITION,
     hyper::MixDown::<bf16>::DEFINITION,
     hyper::MixUp::<bf16>::DEFINITION,

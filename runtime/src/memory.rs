@@ -307,6 +307,19 @@ mod tests {
     }
 
     #[test]
+    fn a_tower_is_a_line_of_the_plan() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let config = crate::config::ModelConfig::open(&tiny).expect("the repository's own model").vision;
+        let (config, limits) = (config.expect("a tower"), TowerLimits::of(1000));
+        let with = plan(200).with_tower(&config, ElementType::Bf16, limits);
+        let buffers = TowerBuffers::bytes(&config, ElementType::Bf16, limits);
+        assert_eq!(with.bytes(), plan(200).bytes() + buffers);
+        assert!(with.to_string().contains("pictures of up to 1000 patches (--vision)"), "{with}");
+        let says = with.check(with.bytes() - 1).expect_err("one byte is short").to_string();
+        assert!(says.contains("no --vision"), "{says}");
+    }
+
+    #[test]
     fn what_loading_needs_is_given_back_before_the_rest_is_taken() {
         for (pages, most, past, helps) in [
             (20, 150, "load buffer of 50 bytes", "a device with more memory"),

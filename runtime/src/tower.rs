@@ -9,6 +9,7 @@
 //! depends on what comes before or after its picture, nor on where pieces are cut.
 
 mod emit;
+mod positions;
 mod scratch;
 
 use std::ops::Range;
@@ -21,6 +22,7 @@ use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::weights::{TowerWeights, WeightMemory};
 use emit::{Body, Emit};
+pub use positions::{Placeholders, Positions};
 pub use scratch::{TowerBuffers, TowerLimits};
 
 /// A picture or a video, cut into patches.
@@ -319,5 +321,27 @@ fn has_kernels(config: &VisionConfig) -> Result<(), Error> {
             "config.json: vision_config: {setting} is {value}, and the CUDA kernels take at most {most}; leave --vision \
              out, or run the model with --device host"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::ModelConfig;
+
+    #[test]
+    fn the_most_is_taken_and_one_more_is_refused_by_name() {
+        let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let tiny = ModelConfig::open(&tiny).expect("the repository's own model").vision.expect("a tower");
+        has_kernels(&tiny).expect("it is small");
+        for (hidden_size, num_heads, says) in
+            [(5120, 80, None), (5184, 81, Some("hidden_size is 5184")), (152, 2, Some("num_heads is 76"))]
+        {
+            let checked = has_kernels(&VisionConfig { hidden_size, num_heads, ..tiny.clone() });
+            let says = says.map(|says| (says, checked.err().expect("it is refused").to_string()));
+            assert!(says.is_none_or(|(words, why)| why.contains(words)), "{hidden_size}");
+        }
     }
 }

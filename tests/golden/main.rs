@@ -5,6 +5,7 @@ mod decode;
 mod inner;
 mod loading;
 mod logits;
+mod pictures;
 mod probes;
 mod quantised;
 mod state;
