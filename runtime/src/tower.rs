@@ -340,7 +340,7 @@ mod tests {
             [(5120, 80, None), (5184, 81, Some("hidden_size is 5184")), (152, 2, Some("num_heads is 76"))]
         {
             let checked = has_kernels(&VisionConfig { hidden_size, num_heads, ..tiny.clone() });
-            let says = says.map(|says| (says, checked.err().expect("it is refused").to_string()));
+            let says = says.map(|says| (says, checked.expect_err("it is refused").to_string()));
             assert!(says.is_none_or(|(words, why)| why.contains(words)), "{hidden_size}");
         }
     }
