@@ -1,5 +1,5 @@
 //! Affine layers of the vision tower: a weight matrix applied to every row, a bias, and what comes of the sum. They
-//! have one route, for many rows, and one order of summation, from the first column to the last in one go.
+//! have one route, for many rows; a CUDA device sums from the first column to the last in one go.
 
 use std::marker::PhantomData;
 
