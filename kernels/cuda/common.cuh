@@ -75,6 +75,21 @@ __device__ __forceinline__ float exp_of(float x) {
 
 __device__ __forceinline__ float sigmoid(float x) { return div(1.0f, add(1.0f, exp_of(-x))); }
 __device__ __forceinline__ float silu(float x) { return div(x, add(1.0f, exp_of(-x))); }
+__device__ __forceinline__ float gelu_tanh(float x) {
+    const float u = mul(0.7978846f, add(x, mul(0.044715f, mul(mul(x, x), x))));
+    return div(x, add(1.0f, exp_of(mul(-2.0f, u))));
+}
+__device__ __forceinline__ float gelu_erf(float x) {
+    const float z = mul(x < 0.0f ? -x : x, 0.70710678118654752440f);
+    const float t = div(1.0f, add(1.0f, mul(0.3275911f, z)));
+    float p = 1.0614054f;
+    p = add(mul(p, t), -1.453152f);
+    p = add(mul(p, t), 1.4214138f);
+    p = add(mul(p, t), -0.28449674f);
+    p = add(mul(p, t), 0.2548296f);
+    const float tail = mul(0.5f, mul(mul(p, t), exp_of(-mul(z, z))));
+    return mul(x, x < 0.0f ? tail : sub(1.0f, tail));
+}
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // The order of a choice as a number: the larger value is the larger number, then the lower id; NaN last.

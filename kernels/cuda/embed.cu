@@ -1,4 +1,4 @@
-// The twin of kernels/src/embed.rs, which holds the contract. One block per row; a row whose id is past the
+// The twins of kernels/src/embed.rs, which holds the contracts. One block per row; a row whose id is past the
 // vocabulary is left unwritten.
 #include "state.cuh"
 #include "ptx.cuh"
@@ -11,6 +11,13 @@ struct Args {
 };
 static_assert(sizeof(Args) == ARGS_BYTES_embed);
 
+struct FeatureArgs {
+    const bf16* features;
+    bf16* streams;
+    u32 rows, hidden, count, zero;
+};
+static_assert(sizeof(FeatureArgs) == ARGS_BYTES_embed_features);
+
 extern "C" __global__ void __launch_bounds__(128) embed(Args a) {
     follow();
     const u64 row = a.rows.first + blockIdx.x;
@@ -18,4 +25,11 @@ extern "C" __global__ void __launch_bounds__(128) embed(Args a) {
     if (id >= a.vocab) return;
     bf16* const streams = a.streams + row * a.count * a.hidden;
     for (u32 s = 0; s < a.count; ++s) copy_row(streams + (u64)s * a.hidden, a.table + (u64)id * a.hidden, a.hidden);
+}
+
+extern "C" __global__ void __launch_bounds__(128) embed_features(FeatureArgs a) {
+    follow();
+    const u64 row = blockIdx.x;
+    bf16* const streams = a.streams + row * a.count * a.hidden;
+    for (u32 s = 0; s < a.count; ++s) copy_row(streams + (u64)s * a.hidden, a.features + row * a.hidden, a.hidden);
 }

@@ -10,6 +10,39 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(c, a[0], a[1], a[2], a[3], b0, b1); }
+
+// The same of 16 x 8 and 8 x 8: rows g and g + 8 of a in a[0] and a[1].
+__device__ __forceinline__ void mma_half(float (&c)[4], const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+// 8 x 8 matrices of bf16 from shared memory: lane 8i + j says where row j of matrix i is. Lane (g, t) gets columns 2t,
+// 2t + 1 of row g of each; turned, rows 2t, 2t + 1 of column g.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 (&to)[2], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1},[%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void load_matrices_turned(u32 (&to)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_turned(u32 (&to)[2], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1},[%2];"
+                 : "=r"(to[0]), "=r"(to[1])
+                 : "r"(from)
+                 : "memory");
+}
+
 // Transposes an 8 x 8 matrix of bf16, of which lane (g, t) holds columns 2t, 2t + 1 of row g.
 __device__ __forceinline__ u32 transposed(u32 v) {
     u32 out;

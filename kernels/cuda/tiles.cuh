@@ -321,9 +321,9 @@ __device__ __forceinline__ void narrow_products(const Tiles<F>& w, u32 tile, u32
     }
 }
 
-// Wide: TILES tiles by ROWS rows of x, all slices in turn. Weights and rows pass through a ring of stages in
-// shared memory, a unit each.
-template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> struct Wide {
+// Wide: TILES tiles by ROWS rows of x, all slices in turn, or one if not SLICED. Weights and rows pass through a ring
+// of stages in shared memory, a unit each.
+template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES, bool SLICED = true> struct Wide {
     static constexpr u32 UNIT_QUADS = Tiles<F>::UNIT_QUADS;
     static constexpr u32 WARPS = 8, THREADS = WARPS * 32, TILES = TILES_, ROWS = ROWS_, OUTPUTS = TILES * TILE;
     static constexpr u32 MT = TILES / WARPS_ALONG_TILES, ALONG_ROWS = WARPS / WARPS_ALONG_TILES;
@@ -390,10 +390,12 @@ template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> str
             copy_commit();
         }
 
-        // The one number that adds up with every other to that other, zeros of either sign included.
-        float total[MT][NT][4], sums[MT][NT][4] = {};
+        float sums[MT][NT][4] = {}, total[MT][NT][4];
+        if constexpr (SLICED) {
+            // The one number that adds up with every other to that other, zeros of either sign included.
 #pragma unroll
-        for (u32 i = 0; i < MT * NT * 4; ++i) total[i / 4 / NT][i / 4 % NT][i % 4] = -0.0f;
+            for (u32 i = 0; i < MT * NT * 4; ++i) total[i / 4 / NT][i / 4 % NT][i % 4] = -0.0f;
+        }
         u32 left = slices.per;
         u32 stage = 0, next = STAGES - 1;
         Run<F> runs[MT];
@@ -453,7 +455,7 @@ template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> str
                 for (u32 n = 0; n < NT; ++n) add_scaled<F>(sums[m][n], parts[m][n], scales[m]);
                 scales[m] = ahead[m];
             }
-            if (--left == 0 || step + 1 == units) {
+            if (SLICED && (--left == 0 || step + 1 == units)) {
 #pragma unroll
                 for (u32 i = 0; i < MT * NT * 4; ++i) {
                     float &sum = total[i / 4 / NT][i / 4 % NT][i % 4], &slice = sums[i / 4 / NT][i / 4 % NT][i % 4];
@@ -463,6 +465,7 @@ template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> str
                 left = slices.per;
             }
         }
+        const float(&made)[MT][NT][4] = SLICED ? total : sums;
         copy_wait<0>();
         __syncthreads();
         float* const out = (float*)pool;
@@ -473,7 +476,7 @@ template <class F, u32 TILES_, u32 ROWS_, u32 WARPS_ALONG_TILES, u32 STAGES> str
             for (u32 i = 0; i < NT * 4; ++i) {
                 const u32 n = i / 4, c = i % 4;
                 out[(row_at + n * 8 + t * 2 + c % 2) * SUM_PITCH + (tile_at + m) * TILE + g + c / 2 * 8] =
-                    whole<F>(total[m][n][c], c < 2 ? numbers.low : numbers.high);
+                    whole<F>(made[m][n][c], c < 2 ? numbers.low : numbers.high);
             }
         }
         __syncthreads();

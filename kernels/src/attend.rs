@@ -327,15 +327,15 @@ fn softmax(
 
 /// Values of one page from position `first` on, columns `from..` of rows of `inner`.
 #[derive(Clone, Copy)]
-struct Values<'a, E> {
-    all: &'a [E],
-    inner: usize,
-    from: usize,
-    first: usize,
+pub(crate) struct Values<'a, E> {
+    pub(crate) all: &'a [E],
+    pub(crate) inner: usize,
+    pub(crate) from: usize,
+    pub(crate) first: usize,
 }
 
 /// Adds weighted values to the means of lines `line..`, position after position.
-fn accumulate<E: Element>(
+pub(crate) fn accumulate<E: Element>(
     weights: &[f32],
     lines: usize,
     line: usize,

@@ -1,4 +1,4 @@
-//! The embedding: what a row's streams hold before the first layer.
+//! The embedding: what a row's streams hold before the first layer, looked up by its id or taken of a picture.
 
 use std::marker::PhantomData;
 
@@ -70,6 +70,65 @@ impl<E: Element> Kernel for Embed<E> {
             }
             let embedding = memory.read::<E>(args.table.cast::<E>().at(fact.id as usize * hidden), hidden)?;
             row.chunks_exact_mut(hidden).for_each(|stream| stream.copy_from_slice(embedding));
+        }
+        Ok(())
+    }
+}
+
+/// Repeats features of a picture in every stream of consecutive rows, instead of what their placeholder ids stand for.
+///
+/// ```text
+/// R[t, s, j] = features[t, j]
+/// ```
+/// Shapes     features: `[rows, hidden]`, R: `[rows, streams, hidden]`, elements
+/// Effects    writes all of R
+/// Source     MODEL: top-level order
+pub struct EmbedFeatures<E>(PhantomData<E>);
+
+/// Arguments of [`EmbedFeatures`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct FeatureArgs {
+    /// features.
+    pub features: Ptr<u8>,
+    /// R of the first of these rows.
+    pub streams: Ptr<u8>,
+    /// Number of rows.
+    pub rows: u32,
+    /// Width of a stream.
+    pub hidden: u32,
+    /// Number of streams.
+    pub count: u32,
+    /// Not used; zero.
+    pub zero: u32,
+}
+
+impl<E: Element> Kernel for EmbedFeatures<E> {
+    type Args = FeatureArgs;
+    const NAME: &'static str = "embed_features";
+    const ELEMENT: &'static str = E::NAME;
+    const TWIN: Option<Twin> = source::twin::<E>(&source::EMBED, Self::NAME, 128);
+
+    fn check(args: &FeatureArgs) -> Result<(), String> {
+        match args.rows > 0 && args.hidden > 0 && args.count > 0 {
+            true => Ok(()),
+            false => Err(format!(
+                "rows {}, hidden {}, streams {}: all positive",
+                args.rows, args.hidden, args.count
+            )),
+        }
+    }
+
+    fn grid(args: &FeatureArgs) -> Grid {
+        Grid::line(args.rows as usize)
+    }
+
+    fn host(args: &FeatureArgs, memory: &Access<'_>) -> Result<(), Fault> {
+        let [rows, hidden, count] = [args.rows, args.hidden, args.count].map(|size| size as usize);
+        let features = memory.read::<E>(args.features.cast(), rows * hidden)?;
+        let streams = memory.write::<E>(args.streams.cast(), rows * count * hidden)?;
+        for (feature, row) in features.chunks_exact(hidden).zip(streams.chunks_exact_mut(count * hidden)) {
+            row.chunks_exact_mut(hidden).for_each(|stream| stream.copy_from_slice(feature));
         }
         Ok(())
     }

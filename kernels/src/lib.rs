@@ -11,6 +11,8 @@
 //! delta net ([`conv`], [`delta`], [`gate`]), sparse attention ([`heads`], [`index`], [`attend`]),
 //! [`router`], [`experts`], the n-gram embedding ([`ngram`]), [`sample`], [`advance`].
 //!
+//! The vision tower: [`pixels`], [`affine`], [`patch`], [`layer_norm`], [`span`].
+//!
 //! Outside of rounds: [`random`] makes values, [`read`] measures memory.
 //!
 //! Weights: [`weight`] says what a matrix is and how it is stored, [`tiles`] packs it, [`quant`] quantises it.
@@ -18,6 +20,7 @@
 //! The CUDA twins lie beside the crate's sources, in files of the same names; [`source`] lists them.
 
 pub mod advance;
+pub mod affine;
 pub mod attend;
 pub mod conv;
 pub mod delta;
@@ -28,10 +31,13 @@ pub mod hash;
 pub mod heads;
 pub mod hyper;
 pub mod index;
+pub mod layer_norm;
 pub mod linear;
 pub mod matrix;
 pub mod ngram;
 pub mod numerics;
+pub mod patch;
+pub mod pixels;
 pub mod quant;
 pub mod random;
 pub mod read;
@@ -42,6 +48,7 @@ pub mod rows;
 pub mod runs;
 pub mod sample;
 pub mod source;
+pub mod span;
 pub mod spread;
 pub mod state;
 pub mod table;

@@ -116,6 +116,16 @@ pub fn fold(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
+/// The sum of a slice, in the order of a sum (see the module).
+#[inline(always)]
+pub fn total<E: Element>(x: &[E]) -> f32 {
+    let mut sums = [0.0; LANES];
+    for run in x.chunks(LANES) {
+        sums.iter_mut().zip(run).for_each(|(sum, x)| *sum += x.widen());
+    }
+    fold(sums)
+}
+
 /// The dot product of two equally long slices, in the order of a sum (see the module).
 #[inline(always)]
 pub fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
@@ -168,6 +178,26 @@ pub fn exp(x: f32) -> f32 {
     if x.is_nan() { x } else { y }
 }
 
+/// `2^x`, within 2 units in the last place of f32; 0 below -126, infinity above 127, NaN for NaN.
+#[inline(always)]
+pub fn exp2(x: f32) -> f32 {
+    /// As in [`exp`].
+    const ROUNDER: f32 = 12_582_912.0;
+    let clamped = x.clamp(-126.0, 127.0);
+    let shifted = clamped + ROUNDER;
+    let r = (clamped - (shifted - ROUNDER)) * std::f32::consts::LN_2;
+    let mut p = 1.987_569_1e-4;
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p * r + c;
+    }
+    let y = p * (r * r) + r + 1.0;
+    let exponent = (shifted.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
+    let y = y * f32::from_bits((exponent.wrapping_add(127) as u32) << 23);
+    let y = if x < -126.0 { 0.0 } else { y };
+    let y = if x > 127.0 { f32::INFINITY } else { y };
+    if x.is_nan() { x } else { y }
+}
+
 /// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
@@ -178,6 +208,28 @@ pub fn sigmoid(x: f32) -> f32 {
 #[inline(always)]
 pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
+}
+
+/// `0.5 x (1 + tanh u)`, `u = sqrt(2 / pi) (x + 0.044715 x^3)`, as the equal `x / (1 + e^-2u)`.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    const ROOT: f32 = 0.797_884_6;
+    let u = ROOT * (x + 0.044_715 * (x * x * x));
+    x / (1.0 + exp(-2.0 * u))
+}
+
+/// `0.5 x (1 + erf(x / sqrt 2))`, with the error function within 1.5e-7 (Abramowitz and Stegun, 7.1.26). The tail is
+/// never the difference of two numbers near one.
+#[inline(always)]
+pub fn gelu_erf(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let mut p = 1.061_405_4;
+    for c in [-1.453_152, 1.421_413_8, -0.284_496_74, 0.254_829_6] {
+        p = p * t + c;
+    }
+    let tail = 0.5 * (p * t * exp(-(z * z)));
+    x * if x < 0.0 { tail } else { 1.0 - tail }
 }
 
 /// `ln(1 + e^x)`, linear above 20.

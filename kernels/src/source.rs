@@ -13,14 +13,15 @@ use half::bf16;
 use crate::numerics::Element;
 use crate::weight::{Format, Fp8, Nvfp4, Plain};
 use crate::{
-    advance, attend, conv, delta, embed, experts, gate, heads, hyper, index, linear, ngram, random, read,
-    residual, router, rows, sample, tiles, weave,
+    advance, affine, attend, conv, delta, embed, experts, gate, heads, hyper, index, layer_norm, linear,
+    ngram, patch, pixels, random, read, residual, router, rows, sample, span, tiles, weave,
 };
 
 /// The operations that a CUDA device runs: those in bf16, and those without an element type.
 pub const ALL: &[&Definition] = &[
     rows::Rows::DEFINITION,
     embed::Embed::<bf16>::DEFINITION,
+    embed::EmbedFeatures::<bf16>::DEFINITION,
     residual::Residual::<bf16>::DEFINITION,
     hyper::MixDown::<bf16>::DEFINITION,
     hyper::MixUp::<bf16>::DEFINITION,
@@ -96,6 +97,15 @@ pub const ALL: &[&Definition] = &[
     sample::Mark::DEFINITION,
     sample::Sample::<bf16>::DEFINITION,
     advance::Advance::DEFINITION,
+    pixels::Pixels::<bf16>::DEFINITION,
+    affine::Affine::<bf16>::DEFINITION,
+    affine::AffineTanh::<bf16>::DEFINITION,
+    affine::AffineErf::<bf16>::DEFINITION,
+    affine::AffineAdd::<bf16>::DEFINITION,
+    layer_norm::LayerNorm::<bf16>::DEFINITION,
+    patch::AddPositions::<bf16>::DEFINITION,
+    patch::TurnPatches::<bf16>::DEFINITION,
+    span::AttendSpan::<bf16>::DEFINITION,
     random::Random::<bf16>::DEFINITION,
     random::Bits::DEFINITION,
     read::Read::DEFINITION,
@@ -117,6 +127,7 @@ macro_rules! sources {
 
 sources! {
     ADVANCE = "advance.cu",
+    AFFINE = "affine.cu",
     ATTEND = "attend.cu",
     CHUNK = "chunk.cu",
     CONV = "conv.cu",
@@ -133,17 +144,21 @@ sources! {
     HEADS = "heads.cu",
     HYPER = "hyper.cu",
     INDEX = "index.cu",
+    LAYER_NORM = "layer_norm.cu",
     LINEAR = "linear.cu",
     LINEAR_FP8 = "linear_fp8.cu",
     LINEAR_NVFP4 = "linear_nvfp4.cu",
     NGRAM = "ngram.cu",
     PACK = "pack.cu",
+    PATCH = "patch.cu",
+    PIXELS = "pixels.cu",
     RANDOM = "random.cu",
     READ = "read.cu",
     RESIDUAL = "residual.cu",
     ROUTER = "router.cu",
     ROWS = "rows.cu",
     SAMPLE = "sample.cu",
+    SPAN = "span.cu",
     WEAVE = "weave.cu",
 }
 
@@ -206,6 +221,10 @@ pub(crate) const PANEL_TILES: usize = 8;
 pub(crate) const PANEL_ROWS: usize = 64;
 /// Its shared memory: three stages of a unit.
 pub(crate) const PANEL_SHARED: u32 = wide_shared(Format::Plain, PANEL_TILES, PANEL_ROWS, 3);
+
+/// Rows of a panel of the vision tower, and its shared memory.
+pub(crate) const AFFINE_ROWS: usize = 96;
+pub(crate) const AFFINE_SHARED: u32 = wide_shared(Format::Plain, PANEL_TILES, AFFINE_ROWS, 3);
 
 /// Tiles and rows of a part: the same where rows are few, or operands take more registers.
 pub(crate) const PART_TILES: usize = 8;
@@ -299,6 +318,14 @@ mod tests {
             (NGRAM.text, "GATE_HELD", residual::HELD),
             (INDEX.text, "HELD", 2 * index::CUDA_TOP),
             (WEAVE.text, "RUN", crate::weave::RUN),
+            (PIXELS.text, "RUN", pixels::RUN),
+            (AFFINE.text, "AFFINE_ROWS", AFFINE_ROWS as u32),
+            (LAYER_NORM.text, "THREADS", layer_norm::THREADS),
+            (LAYER_NORM.text, "HELD", layer_norm::HELD),
+            (PATCH.text, "TURNED", patch::CUDA_TURNED),
+            (SPAN.text, "QUERIES", span::QUERIES),
+            (SPAN.text, "KEYS", span::KEYS),
+            (SPAN.text, "WIDTH", span::CUDA_WIDTH),
             (CHUNK.text, "CHUNK_ROWS", delta::CHUNK_ROWS),
             (CHUNK.text, "CHUNK_SHARED", delta::CHUNK_SHARED),
             (CHUNK.text, "READY", delta::READY as u32),

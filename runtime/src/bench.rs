@@ -10,6 +10,7 @@ mod moves;
 mod pair;
 mod report;
 mod rig;
+mod tower;
 
 use std::path::Path;
 
@@ -19,6 +20,7 @@ use graph::Exchange;
 pub use kernels::{KernelRow, KernelTable};
 pub use pair::{GatherLine, PairLine, PairPrompt, Rounds, run_pair};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
+pub use tower::{TowerLine, time_tower};
 
 use crate::engine::{Class, EngineOptions, open_opened};
 use crate::error::Error;

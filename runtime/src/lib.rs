@@ -1,7 +1,7 @@
 //! `runtime`: checkpoint to weights, the model as a list of launches, and the loop that runs it.
 //!
 //! Reading order: [`config`], [`checkpoint`], [`weights`], [`memory`], [`lanes`], [`bundle`], [`scratch`],
-//! [`model`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`], [`quality`], [`ranks`], [`convert`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
+//! [`model`], [`tower`], [`runner`], [`open`], [`engine`], [`receipts`], [`probe`], [`quality`], [`ranks`], [`convert`]; requests: [`request`], [`sampling`], [`reply`]; text: [`tokenizer`], [`chat`], [`sha`].
 
 pub mod bench;
 pub mod bundle;
@@ -30,4 +30,5 @@ pub mod scratch;
 pub mod sha;
 pub mod share;
 pub mod tokenizer;
+pub mod tower;
 pub mod weights;

@@ -2,11 +2,15 @@
 
 use std::fmt;
 
+use kernels::numerics::ElementType;
+
+use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::lanes::LaneLayout;
 use crate::open::{Load, Opened};
 use crate::runner::pinned_bytes;
 use crate::scratch::{RoundLimits, Scratch};
+use crate::tower::{TowerBuffers, TowerLimits};
 use crate::weights::{TablePlace, WeightForm};
 
 /// Every part of memory with its size, and the setting that changes it.
@@ -140,6 +144,29 @@ impl MemoryPlan {
         MemoryPlan { parts }
     }
 
+    /// The plan with the buffers of the model's vision tower for encodings of up to `limits` too.
+    pub fn with_tower(
+        mut self,
+        config: &VisionConfig,
+        element: ElementType,
+        limits: TowerLimits,
+    ) -> MemoryPlan {
+        let part = |label, bytes, place, detail| Part {
+            label,
+            bytes,
+            place,
+            time: Time::Running,
+            detail,
+            setting: "--vision",
+        };
+        let most = format!("pictures of up to {} patches", limits.patches);
+        let pinned = format!("pinned, two of {} patches in turn", limits.piece);
+        let bytes = TowerBuffers::bytes(config, element, limits);
+        self.parts.push(part("vision buffers", bytes, Place::Device, most));
+        self.parts.push(part("patches", TowerBuffers::pinned_bytes(config, limits), Place::Host, pinned));
+        self
+    }
+
     /// The most device memory that is taken at a time, in bytes.
     pub fn bytes(&self) -> usize {
         self.most(Place::Device).1
@@ -199,6 +226,7 @@ impl MemoryPlan {
                 "--graphs" => "--graphs off",
                 "--lanes" => "fewer --lanes or a shorter --context",
                 "--memory" => "a smaller --memory or a shorter --context",
+                "--vision" => "no --vision",
                 other => other,
             };
             let enough = if part.bytes >= short { "" } else { ", not enough alone" };
@@ -276,6 +304,19 @@ mod tests {
                 part("staging rings", 1000, Place::Host, Time::Running, ""),
             ],
         }
+    }
+
+    #[test]
+    fn a_tower_is_a_line_of_the_plan() {
+        let tiny = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny");
+        let config = crate::config::ModelConfig::open(&tiny).expect("the repository's own model").vision;
+        let (config, limits) = (config.expect("a tower"), TowerLimits::of(1000));
+        let with = plan(200).with_tower(&config, ElementType::Bf16, limits);
+        let buffers = TowerBuffers::bytes(&config, ElementType::Bf16, limits);
+        assert_eq!(with.bytes(), plan(200).bytes() + buffers);
+        assert!(with.to_string().contains("pictures of up to 1000 patches (--vision)"), "{with}");
+        let says = with.check(with.bytes() - 1).expect_err("one byte is short").to_string();
+        assert!(says.contains("no --vision"), "{says}");
     }
 
     #[test]

@@ -61,6 +61,17 @@ pub struct Group<'a> {
     pub rows: usize,
 }
 
+/// Rows of a prompt round that take features instead of what their ids stand for. A round with any is eager.
+#[derive(Clone, Copy, Debug)]
+pub struct PictureRows {
+    /// The first of the rows.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// Their features, `[rows, hidden]` elements.
+    pub features: Ptr<u8>,
+}
+
 /// Which rows of a round reach the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Picks {
@@ -96,10 +107,22 @@ impl Model {
 
     /// Emits a round of this shape over `buffers`.
     pub fn emit(&self, shape: &RoundShape<'_>, buffers: &Buffers, emission: &mut Emission) -> Result<()> {
+        self.emit_with(shape, &[], buffers, emission)
+    }
+
+    /// The same of a round some of whose rows are of pictures.
+    pub fn emit_with(
+        &self,
+        shape: &RoundShape<'_>,
+        pictures: &[PictureRows],
+        buffers: &Buffers,
+        emission: &mut Emission,
+    ) -> Result<()> {
         let rows = shape.groups.iter().map(|group| group.rows).sum();
         let mut body =
             Body { model: self, c: &self.config, b: buffers, shape, rows, pending: false, e: emission };
         body.begin()?;
+        body.pictures(pictures)?;
         for (layer, weights) in self.weights.layers.iter().enumerate() {
             if let Some(ngram) = &weights.ngram {
                 body.ngram(ngram, layer)?;
@@ -161,6 +184,25 @@ impl<'a> Body<'a> {
                 zero: 0,
             }
         )
+    }
+
+    /// Puts features in the place of embeddings.
+    fn pictures(&mut self, pictures: &[PictureRows]) -> Result<()> {
+        for picture in pictures {
+            let end = picture.row + picture.rows;
+            assert!(end <= self.rows, "rows {}..{end} of a round of {}", picture.row, self.rows);
+            let offset = picture.row * self.c.streams_width() * self.model.element.bytes();
+            let args = embed::FeatureArgs {
+                features: picture.features,
+                streams: self.b.streams.byte_add(offset),
+                rows: picture.rows as u32,
+                hidden: self.c.hidden_size as u32,
+                count: self.c.hc_count as u32,
+                zero: 0,
+            };
+            launch!(self.e, self.model.element, embed::EmbedFeatures, &args)?;
+        }
+        Ok(())
     }
 
     /// The n-gram embedding, added to the streams.

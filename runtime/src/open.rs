@@ -163,7 +163,9 @@ impl Opened {
                     )));
                 }
                 let rows = if form.table == TablePlace::Device { MADE_TABLE_ROWS } else { u64::MAX };
-                (Checkpoint::shape_of(dir, config.first_layers(layers, rows), stored)?, all)
+                let vision = config.vision.clone().filter(|_| form.vision);
+                let first = ModelConfig { vision, ..config.first_layers(layers, rows) };
+                (Checkpoint::shape_of(dir, first, stored)?, all)
             }
         };
         let weights = WeightPlan::new(&checkpoint, form)?;
@@ -194,17 +196,18 @@ impl Opened {
         }
     }
 
-    /// The parts of the checkpoint that the text model leaves alone.
+    /// The parts of the checkpoint that the model leaves alone.
     pub fn unused(&self) -> Vec<Progress> {
         const PARTS: [(Part, &str); 3] =
             [(Part::Draft, "draft layer"), (Part::Vision, "vision tower"), (Part::Idle, "mixers (idle)")];
         let all = [Part::Text, Part::Table, Part::Constants, Part::Draft, Part::Vision, Part::Idle];
-        let rest = PARTS.map(|(part, what)| {
+        let used = |part: &(Part, &str)| part.0 == Part::Vision && self.weights.form().vision;
+        let rest = PARTS.into_iter().filter(|part| !used(part)).map(|(part, what)| {
             let others: Vec<Part> = all.into_iter().filter(|other| *other != part).collect();
             let unused = self.checkpoint.unused(&others);
             Progress::Unused { tensors: unused.tensors.len(), bytes: unused.bytes, what }
         });
-        rest.into_iter().filter(|unused| !matches!(unused, Progress::Unused { tensors: 0, .. })).collect()
+        rest.filter(|unused| !matches!(unused, Progress::Unused { tensors: 0, .. })).collect()
     }
 
     /// Reads the weights to `device`.

@@ -6,12 +6,12 @@ use graph::{
 };
 use kernels::numerics::{Element, ElementType};
 use kernels::table::{
-    BIASES, Bias, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling, TableLayout,
+    BIASES, Bias, Head, Header, Kind, LAYOUT, Outcome, PageEdit, PromptRow, Row, Sampling, TableLayout,
 };
 
 use crate::error::Error;
 use crate::lanes::Lanes;
-use crate::model::{Group, Model, Picks, RoundShape};
+use crate::model::{Group, Model, Picks, PictureRows, RoundShape};
 use crate::scratch::{RoundLimits, Scratch};
 use crate::weights::WeightMemory;
 
@@ -139,6 +139,15 @@ impl Runner {
         self.biases.upload(&self.stream, to, bytes.len(), &keeps, |buffer| buffer.copy_from_slice(bytes))
     }
 
+    /// Stages what is added to the sequence positions of a lane's decode rows to get their rotary positions: for a
+    /// lane that begins, after its slot was cleared.
+    pub fn stage_rope_offset(&mut self, lanes: &Lanes, slot: usize, offset: i32) -> Result<()> {
+        let at = lanes.layout.head.at::<u8>(lanes.slab.slot(slot));
+        let (to, bytes) = (at.byte_add(std::mem::offset_of!(Head, rope_offset)), offset.to_ne_bytes());
+        let keeps = lanes.arenas();
+        self.biases.upload(&self.stream, to, bytes.len(), &keeps, |buffer| buffer.copy_from_slice(&bytes))
+    }
+
     /// The launches of a round of this shape.
     pub fn emission(&self, shape: &RoundShape<'_>) -> Result<Emission> {
         let mut emission = Emission::new();
@@ -149,6 +158,18 @@ impl Runner {
     /// Queues a round eagerly.
     pub fn run_eager(&self, shape: &RoundShape<'_>) -> Result<()> {
         self.stream.run(self.emission(shape)?, &self.keeps(shape))
+    }
+
+    /// Queues a round, some of whose rows are of pictures, eagerly; features lie in `rooms`.
+    pub fn run_pictures(
+        &self,
+        shape: &RoundShape<'_>,
+        pictures: &[PictureRows],
+        rooms: &[Arena],
+    ) -> Result<()> {
+        let mut emission = Emission::new();
+        self.model.emit_with(shape, pictures, &self.scratch.buffers, &mut emission)?;
+        self.stream.run(emission, &[&self.keeps(shape), rooms].concat())
     }
 
     /// What a graph of a round of this shape depends on.

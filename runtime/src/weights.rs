@@ -11,6 +11,7 @@ mod made;
 mod read;
 mod stored;
 mod table;
+mod tower;
 mod tree;
 
 use graph::{Arena, Ptr, Region, Span};
@@ -31,6 +32,7 @@ pub(crate) use read::{floats, global, known_scales};
 pub use stored::StoredAs;
 pub use table::TablePlace;
 use table::TablePlan;
+pub use tower::{AffineWeights, BlockWeights, NormWeights, TowerWeights};
 pub use tree::{
     HyperWeights, LayerWeights, MixerWeights, MoeWeights, NgramWeights, Piece, RecurrentWeights,
     SparseWeights, Weights,
@@ -49,6 +51,8 @@ pub struct WeightForm {
     pub dense: DenseForm,
     /// Which part of the model they are.
     pub share: Share,
+    /// Whether those of the vision tower are among them. They are never shared out.
+    pub vision: bool,
 }
 
 /// What becomes of projections outside the routed experts, and of the head, while they are loaded.
@@ -62,7 +66,7 @@ pub enum DenseForm {
 }
 
 impl WeightForm {
-    /// The form of a whole model with the n-gram tables among the other weights.
+    /// The form of a whole model, without its vision tower, with the n-gram tables among the other weights.
     pub fn new(element: ElementType, order: Order) -> WeightForm {
         WeightForm {
             element,
@@ -70,6 +74,7 @@ impl WeightForm {
             table: TablePlace::Device,
             dense: DenseForm::Stored,
             share: Share::WHOLE,
+            vision: false,
         }
     }
 }
@@ -144,7 +149,7 @@ impl WeightPlan {
     ///
     /// # Errors
     /// The n-gram tables cannot be used as they lie in the files, and are to be; a size does not go with a format in
-    /// the device's order; a scale of a whole table cannot be read.
+    /// the device's order; a scale of a whole table cannot be read; a vision tower is wanted and there is none.
     pub fn new(checkpoint: &Checkpoint, form: WeightForm) -> Result<WeightPlan, Error> {
         let (region, sources, tables) = (Region::new(), Vec::new(), Vec::new());
         let config = form.share.of(&checkpoint.config)?;
@@ -397,7 +402,21 @@ impl Builder<'_> {
                 injects: false,
             },
             head: self.piece(self.rows_of_runs(&layout.lm_head, 1), |matrix| matrix),
+            tower: self.tower_wanted()?,
         })
+    }
+
+    /// The vision tower, if it is to be there.
+    fn tower_wanted(&mut self) -> Result<Option<TowerWeights<Span>>, Error> {
+        let checkpoint = self.checkpoint;
+        match (self.form.vision, &checkpoint.layout.vision, &checkpoint.config.vision) {
+            (false, ..) => Ok(None),
+            (true, Some(layout), Some(config)) => Ok(Some(self.tower(layout, config))),
+            (true, ..) => Err(Error::Setting(
+                "the model has no vision tower: its config.json lacks vision_config; leave --vision out"
+                    .into(),
+            )),
+        }
     }
 
     fn layer(&mut self, layer: &crate::checkpoint::layout::Layer) -> Result<LayerWeights<Span>, Error> {

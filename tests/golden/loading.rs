@@ -56,7 +56,8 @@ fn batches_of_any_size_leave_the_same_bytes() {
                     (TablePlace::Pinned, DenseForm::Stored),
                     (TablePlace::Device, DenseForm::Fp8),
                 ] {
-                    let form = WeightForm { table, dense, ..WeightForm::new(element, order) };
+                    let vision = checkpoint.config.vision.is_some();
+                    let form = WeightForm { table, dense, vision, ..WeightForm::new(element, order) };
                     let want = bytes(&load(plan(&checkpoint, form), &checkpoint));
                     for (size, piece) in BATCHES {
                         let got = bytes(&load(plan(&checkpoint, form).in_batches(size, piece), &checkpoint));

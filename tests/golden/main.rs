@@ -5,9 +5,11 @@ mod decode;
 mod inner;
 mod loading;
 mod logits;
+mod pictures;
 mod probes;
 mod quantised;
 mod state;
+mod tower;
 
 /// Largest difference of f32 logits, as a share of the largest expected one (the oracle's tolerance).
 const LOGITS: f64 = 1e-4;

@@ -17,6 +17,7 @@ mod sample;
 mod service;
 mod streams;
 mod tools;
+mod tower;
 
 use std::process::ExitCode;
 use std::sync::Once;
@@ -47,6 +48,7 @@ const GROUPS: [Group; 14] = [
     ("model", Needs::Device, model::TESTS),
     ("service", Needs::Device, service::TESTS),
     ("tools", Needs::Device, tools::TESTS),
+    ("tower", Needs::Device, tower::TESTS),
     ("faults", Needs::Device, faults::TESTS),
     ("luck", Needs::Device, luck::TESTS),
     ("ranks", Needs::TwoDevices, ranks::TESTS),

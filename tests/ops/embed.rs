@@ -1,7 +1,7 @@
 //! The embedding: a table row in every stream.
 
 use half::bf16;
-use kernels::embed::{Args, Embed};
+use kernels::embed::{Args, Embed, EmbedFeatures, FeatureArgs};
 use kernels::numerics::Element;
 use kernels::state::RowRange;
 use kernels::table::Fact;
@@ -10,8 +10,8 @@ use tests::check::{Draw, Scene, facts, poisoned, same};
 use crate::ops::formula::ROWS;
 
 tests::tests! {
-    any: every_stream_holds_the_table_row_in_bf16;
-    host: every_stream_holds_the_table_row_in_f32, an_id_past_the_vocabulary_is_a_fault, sizes_without_a_meaning_are_refused;
+    any: every_stream_holds_the_table_row_in_bf16, every_stream_holds_the_feature_in_bf16;
+    host: every_stream_holds_the_table_row_in_f32, every_stream_holds_the_feature_in_f32, an_id_past_the_vocabulary_is_a_fault, sizes_without_a_meaning_are_refused;
 }
 
 const VOCAB: usize = 50;
@@ -67,6 +67,51 @@ fn every_stream_holds_the_table_row_in_f32() {
 
 fn every_stream_holds_the_table_row_in_bf16() {
     embeds::<bf16>();
+}
+
+fn features<E: Element>() {
+    let mut draw = Draw::new(2);
+    for (rows, hidden) in [(1, 1), (3, 21), (65, 8), (5, 2560)] {
+        let mut scene = Scene::new();
+        let features: Vec<E> = draw.elements(rows * hidden, 1.0);
+        let streams = scene.output::<E>("streams", (rows + 2) * STREAMS * hidden);
+        let args = FeatureArgs {
+            features: scene.input("features", &features).cast(),
+            streams: streams.at(STREAMS * hidden).cast(),
+            rows: rows as u32,
+            hidden: hidden as u32,
+            count: STREAMS as u32,
+            zero: 0,
+        };
+        scene.run::<EmbedFeatures<E>>(&args);
+        let got = scene.read(streams, (rows + 2) * STREAMS * hidden);
+        let mut streams = got.chunks(hidden);
+        for around in streams.by_ref().take(STREAMS) {
+            poisoned("the row before", around);
+        }
+        for feature in features.chunks(hidden) {
+            for stream in streams.by_ref().take(STREAMS) {
+                same(&format!("{rows} rows of {hidden}"), stream, feature);
+            }
+        }
+        streams.for_each(|around| poisoned("the row after", around));
+        for args in [
+            FeatureArgs { rows: 0, ..args },
+            FeatureArgs { hidden: 0, ..args },
+            FeatureArgs { count: 0, ..args },
+        ] {
+            let why = Scene::new().refused::<EmbedFeatures<E>>(&args);
+            assert!(why.contains("all positive"), "{why}");
+        }
+    }
+}
+
+fn every_stream_holds_the_feature_in_bf16() {
+    features::<bf16>();
+}
+
+fn every_stream_holds_the_feature_in_f32() {
+    features::<f32>();
 }
 
 fn an_id_past_the_vocabulary_is_a_fault() {

@@ -4,6 +4,7 @@
 use tests::listed::Test;
 
 mod advance;
+mod affine;
 mod attend;
 mod conv;
 mod delta;
@@ -15,23 +16,28 @@ mod heads;
 mod hyper;
 mod index;
 mod layer;
+mod layer_norm;
 mod linear;
 mod mirror;
 mod ngram;
 mod numerics;
+mod patch;
+mod pixels;
 mod quantised;
 mod random;
 mod read;
 mod residual;
 mod router;
 mod rows;
+mod span;
 mod tiles;
 mod weave;
 
 /// All tests, each with its module.
 pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
-    let modules: [(&str, &[Test]); 24] = [
+    let modules: [(&str, &[Test]); 29] = [
         ("advance", advance::TESTS),
+        ("affine", affine::TESTS),
         ("attend", attend::TESTS),
         ("conv", conv::TESTS),
         ("delta", delta::TESTS),
@@ -41,18 +47,22 @@ pub(crate) fn all() -> impl Iterator<Item = (&'static str, &'static Test)> {
         ("heads", heads::TESTS),
         ("hyper", hyper::TESTS),
         ("index", index::TESTS),
+        ("layer_norm", layer_norm::TESTS),
         ("linear", linear::TESTS),
         ("mirror", mirror::TESTS),
         ("ngram::conv", ngram::conv::TESTS),
         ("ngram::feature", ngram::feature::TESTS),
         ("ngram::hash", ngram::hash::TESTS),
         ("numerics", numerics::TESTS),
+        ("patch", patch::TESTS),
+        ("pixels", pixels::TESTS),
         ("quantised", quantised::TESTS),
         ("random", random::TESTS),
         ("read", read::TESTS),
         ("residual", residual::TESTS),
         ("router", router::TESTS),
         ("rows", rows::TESTS),
+        ("span", span::TESTS),
         ("tiles", tiles::TESTS),
         ("weave", weave::TESTS),
     ];

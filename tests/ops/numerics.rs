@@ -3,13 +3,15 @@
 use std::cmp::Ordering;
 
 use half::bf16;
-use kernels::numerics::{Element, before, dot, exp, fold, sigmoid, silu, softplus, sum_of_squares};
+use kernels::numerics::{
+    Element, before, dot, exp, exp2, fold, sigmoid, silu, softplus, sum_of_squares, total,
+};
 use tests::check::Draw;
 
 use crate::ops::formula;
 
 tests::tests! {
-    host: a_dot_product_is_added_in_the_order_of_a_sum, bf16_rounds_to_the_nearest_and_ties_to_even, exp_is_within_two_units_in_the_last_place, activations_follow_their_formulas, before_is_one_order_with_ties_to_the_lower_id_and_nan_last;
+    host: a_dot_product_is_added_in_the_order_of_a_sum, bf16_rounds_to_the_nearest_and_ties_to_even, exp_is_within_two_units_in_the_last_place, exp2_is_within_two_units_and_exact_for_integers, activations_follow_their_formulas, before_is_one_order_with_ties_to_the_lower_id_and_nan_last;
 }
 
 /// A dot product in the order of a sum, from its description: 16 partial sums by index, then pairs 8, 4, 2 and
@@ -31,6 +33,7 @@ fn a_dot_product_is_added_in_the_order_of_a_sum() {
         let want = in_order(&a, &b);
         assert_eq!(dot(&a, &b).to_bits(), want.to_bits(), "{length} elements");
         assert_eq!(sum_of_squares(&a).to_bits(), in_order(&a, &a).to_bits(), "{length} squares");
+        assert_eq!(total(&a).to_bits(), in_order(&a, &vec![1.0f32; length]).to_bits(), "{length} added");
         let short: Vec<bf16> = draw.elements(length, 2.0);
         assert_eq!(dot(&a, &short).to_bits(), in_order(&a, &short).to_bits(), "{length} of two types");
         let ascending = a.iter().zip(&b).fold(0.0f32, |sum, (a, b)| sum + a * b);
@@ -63,6 +66,22 @@ fn bf16_rounds_to_the_nearest_and_ties_to_even() {
         assert_eq!(<bf16 as Element>::round(value).to_bits(), f32::to_bits(want), "{value}");
     }
     assert_eq!(<f32 as Element>::round(1.0 + f32::EPSILON), 1.0 + f32::EPSILON);
+}
+
+fn exp2_is_within_two_units_and_exact_for_integers() {
+    for n in -126..=127 {
+        assert_eq!(exp2(n as f32), 2f32.powi(n), "2^{n}");
+    }
+    let mut draw = Draw::new(4);
+    for scale in [1e-6, 1e-3, 1.0, 10.0, 126.0] {
+        for _ in 0..20_000 {
+            let x = draw.value(scale);
+            let (got, want) = (exp2(x), f64::from(x).exp2());
+            assert!((f64::from(got) / want - 1.0).abs() <= 2.0 * f64::from(f32::EPSILON), "2^{x} is {got:e}");
+        }
+    }
+    assert_eq!([exp2(-126.5), exp2(f32::NEG_INFINITY), exp2(127.5)], [0.0, 0.0, f32::INFINITY]);
+    assert!(exp2(f32::NAN).is_nan());
 }
 
 fn exp_is_within_two_units_in_the_last_place() {

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use graph::host::HostOptions;
-use graph::{Communicator, Device, Emission, Exec};
+use graph::{Arena, Communicator, Device, Emission, Exec};
 use kernels::numerics::ElementType;
 use kernels::table::{Kind, Outcome, PAGE, PageEdit, PromptRow, Row, Sampling};
 use kernels::weight::Order;
 use runtime::bundle::Bundle;
 use runtime::checkpoint::Checkpoint;
 use runtime::lanes::{LaneLayout, Lanes, PagePool};
-use runtime::model::{Group, Model, Picks, RoundShape};
+use runtime::model::{Group, Model, Picks, PictureRows, RoundShape};
 use runtime::runner::{Runner, StagedTable};
 use runtime::scratch::RoundLimits;
 use runtime::share::Share;
@@ -150,24 +150,44 @@ impl Fixture {
 
     /// Stages a piece of a prompt and gives its launches; the lane moves on.
     pub fn prompt_emission(&mut self, lane: &mut Lane, ids: &[u32], picks: Picks) -> Emission {
-        let (slot, count) = (lane.slot as u32, ids.len() as u32);
-        let rows: Vec<Row> = (0..count).map(|place| Row { slot, place, first: 0, count }).collect();
         let at = |(place, &id): (usize, &u32)| PromptRow { id, axes: [(lane.length + place) as i32; 3] };
         let prompt: Vec<PromptRow> = ids.iter().enumerate().map(at).collect();
-        let edits = edits(lane, ids.len());
-        self.runner
-            .stage(StagedTable {
-                rows: &rows,
-                sampling: &vec![self.sampling; rows.len()],
-                prompt: &prompt,
-                edits: &edits,
-            })
-            .expect("staged");
-        lane.length += ids.len();
+        self.stage_prompt(lane, &prompt);
         let groups = [Group { lanes: &self.lanes, rows: ids.len() }];
         self.runner
             .emission(&RoundShape { kind: Kind::Prompt, groups: &groups, picks })
             .expect("legal launches")
+    }
+
+    /// Runs a piece of a prompt, some of whose rows are of pictures; the logits after each of its ids.
+    pub fn picture_prompt(
+        &mut self,
+        lane: &mut Lane,
+        prompt: &[PromptRow],
+        pictures: &[PictureRows],
+        rooms: &[Arena],
+    ) -> Vec<f32> {
+        self.stage_prompt(lane, prompt);
+        let groups = [Group { lanes: &self.lanes, rows: prompt.len() }];
+        let shape = RoundShape { kind: Kind::Prompt, groups: &groups, picks: Picks::All };
+        self.runner.run_pictures(&shape, pictures, rooms).expect("queued");
+        self.runner.logits(prompt.len()).expect("the round runs")
+    }
+
+    /// Stages a piece of a prompt; the lane moves on.
+    fn stage_prompt(&mut self, lane: &mut Lane, prompt: &[PromptRow]) {
+        let (slot, count) = (lane.slot as u32, prompt.len() as u32);
+        let rows: Vec<Row> = (0..count).map(|place| Row { slot, place, first: 0, count }).collect();
+        let edits = edits(lane, prompt.len());
+        self.runner
+            .stage(StagedTable {
+                rows: &rows,
+                sampling: &vec![self.sampling; rows.len()],
+                prompt,
+                edits: &edits,
+            })
+            .expect("staged");
+        lane.length += prompt.len();
     }
 
     /// Runs a piece of a prompt; the logits after each of its ids.

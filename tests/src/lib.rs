@@ -10,3 +10,4 @@ pub mod luck;
 pub mod mirror;
 pub mod oracle;
 pub mod snap;
+pub mod tower;

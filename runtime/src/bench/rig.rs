@@ -26,7 +26,7 @@ use crate::weights::{self, StoredAs};
 /// Graphs that are captured to see what one takes.
 const CAPTURES: usize = 8;
 /// Times that a measurement is repeated; its median counts.
-const TAKES: usize = 5;
+pub(super) const TAKES: usize = 5;
 /// Most nodes of a graph of repeated launches.
 const MOST_NODES: usize = 4096;
 

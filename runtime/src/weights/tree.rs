@@ -3,7 +3,9 @@
 use graph::Ptr;
 use kernels::weight::Format;
 
-/// All weights of the text model, by address.
+use super::TowerWeights;
+
+/// All weights of the model, by address.
 #[derive(Clone, Debug)]
 pub struct Weights<T = Ptr<u8>> {
     /// `[vocab, hidden]`
@@ -16,6 +18,8 @@ pub struct Weights<T = Ptr<u8>> {
     pub mixer: HyperWeights<T>,
     /// `[vocab, hidden]`
     pub head: Piece<T>,
+    /// The vision tower, where it was wanted.
+    pub tower: Option<TowerWeights<T>>,
 }
 
 /// A matrix, or consecutive rows of one that are stored alike.
@@ -172,6 +176,7 @@ impl<T> Weights<T> {
             layers: self.layers.into_iter().map(|layer| layer.map(f)).collect(),
             mixer: self.mixer.map(f),
             head: self.head.map(f),
+            tower: self.tower.map(|tower| tower.map(f)),
         }
     }
 }

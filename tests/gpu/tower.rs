@@ -1,0 +1,60 @@
+//! The vision tower on CUDA: recorded features, pictures together, and the real shape.
+
+use graph::{CudaOptions, Device};
+use kernels::numerics::ElementType;
+use runtime::bench::time_tower;
+use runtime::open::Load;
+use runtime::place::Place;
+use runtime::tower::TowerLimits;
+use tests::fixture::repository;
+use tests::tower::{self, Item, Rig, alone};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("features_are_close_to_the_recorded_ones", features_are_close_to_the_recorded_ones),
+    (
+        "pictures_together_and_in_pieces_are_pictures_alone",
+        pictures_together_and_in_pieces_are_pictures_alone,
+    ),
+    ("real_pictures_together_are_pictures_alone", real_pictures_together_are_pictures_alone),
+    ("a_picture_of_2040_tokens_is_timed", a_picture_of_2040_tokens_is_timed),
+];
+
+fn cuda() -> Device {
+    Device::cuda_with(CudaOptions { poison: true, ..CudaOptions::default() }).expect("a device")
+}
+
+fn features_are_close_to_the_recorded_ones() {
+    tower::features_are_close_in_bf16(&cuda());
+}
+
+fn pictures_together_and_in_pieces_are_pictures_alone() {
+    tower::pictures_together_and_in_pieces_are_pictures_alone(&cuda(), ElementType::Bf16);
+}
+
+/// The shape of the published model, with made weights: pictures at and off the edges of tiles, two of one size.
+fn real_pictures_together_are_pictures_alone() {
+    let dir = repository("models/real");
+    let device = cuda();
+    let item = |seed: usize, grid: [u32; 3]| {
+        let patches = grid.iter().product::<u32>() as usize;
+        Item { bytes: (0..patches * 1536).map(|at| (at * seed / 7 % 256) as u8).collect(), grid }
+    };
+    let items = vec![item(3, [1, 34, 60]), item(5, [1, 16, 16]), item(11, [3, 8, 14]), item(13, [1, 8, 14])];
+    let mut rig = Rig::made(&device, &dir, TowerLimits::of(4096));
+    let together = rig.encode(items.clone());
+    assert!(together.features.iter().all(|x| x.is_finite() && x.abs() < 100.0), "features of made weights");
+    assert!(alone(&mut rig, items.clone()) == together.features, "alone");
+    drop(rig);
+    let limits = TowerLimits { patches: 4096, piece: 1000 };
+    assert!(Rig::made(&device, &dir, limits).encode(items) == together, "in pieces");
+}
+
+/// Says what it takes; what it may take is for a bench on a device that does nothing else.
+fn a_picture_of_2040_tokens_is_timed() {
+    let load = Load::Dummy { layers: Some(1), seed: 1, stored: Default::default() };
+    let dir = repository("models/real");
+    let line =
+        time_tower(&dir, Place::Cuda(0), ElementType::Bf16, load, [68, 120], &mut |_| {}).expect("it runs");
+    println!("{line}");
+    assert_eq!(line.tokens, 2040);
+}
