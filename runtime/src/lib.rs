@@ -17,6 +17,7 @@ pub mod lanes;
 pub mod memory;
 pub mod model;
 pub mod open;
+pub mod pictures;
 pub mod place;
 pub mod probe;
 pub mod quality;

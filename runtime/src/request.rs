@@ -1,6 +1,9 @@
 //! What a caller asks of the engine, and the checks that need no engine.
 
+use std::sync::Arc;
+
 use planner::ClassId;
+use vision::{ContentKey, Patches, Span};
 
 use crate::error::Error;
 use crate::sampling::SamplingOptions;
@@ -22,6 +25,19 @@ pub struct Submission {
     pub ignore_eos: bool,
     /// The cache class of its lane.
     pub class: ClassId,
+    /// The pictures and clips whose placeholders the prompt holds, in the order in which they stand there.
+    pub media: Vec<Media>,
+}
+
+/// A picture or a clip of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Media {
+    /// What the vision tower reads of it.
+    pub patches: Arc<Patches>,
+    /// Where its rows stand in the prompt: one span for a picture, one for each pair of frames of a clip.
+    pub spans: Vec<Span>,
+    /// What it is: equal keys have equal patches.
+    pub key: ContentKey,
 }
 
 impl Submission {
@@ -35,6 +51,7 @@ impl Submission {
             stop: Vec::new(),
             ignore_eos: false,
             class: ClassId(0),
+            media: Vec::new(),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
 use crate::open::{Load, OpenModel, Opened, Progress};
+use crate::pictures::Sight;
 use crate::place::Place;
 use crate::ranks::Rank;
 use crate::runner::{DEPTH, Runner};
@@ -262,6 +263,8 @@ pub struct OpenEngine {
     pub tokenizer: Arc<Tokenizer>,
     /// The chat template.
     pub chat: ChatTemplate,
+    /// How it sees, if it does.
+    pub sight: Option<Arc<Sight>>,
 }
 
 /// Opens a model: checks the whole folder, tells the memory plan, reads the weights, captures the ladder.
@@ -410,7 +413,7 @@ fn open_any(
     engine.runner.plant_key_fault(engine.options.key_fault);
     device.plant(engine.options.planted);
     match warm(&mut engine) {
-        Ok(()) => Ok(OpenEngine { engine, tokenizer, chat }),
+        Ok(()) => Ok(OpenEngine { engine, tokenizer, chat, sight: None }),
         Err(error) => {
             engine.fail(&error);
             engine.close();

@@ -6,7 +6,7 @@
 use planner::ClassId;
 use serde::{Deserialize, Serialize};
 
-use crate::request::Submission;
+use crate::request::{Media, Submission};
 use crate::sampling::SamplingOptions;
 
 #[derive(Serialize, Deserialize)]
@@ -25,6 +25,9 @@ pub(super) struct SubmissionForm {
     ignore_eos: bool,
     #[serde(default = "first_class", with = "ClassForm")]
     class: ClassId,
+    /// Rank 0 alone encodes pictures.
+    #[serde(skip)]
+    media: Vec<Media>,
 }
 
 #[derive(Serialize, Deserialize)]
