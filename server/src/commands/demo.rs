@@ -31,7 +31,7 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     let chosen = args.engine.run.choose()?;
     let options = args.engine.options(&chosen);
     let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &model, &options)? else { return Ok(()) };
-    let OpenEngine { engine, tokenizer, chat } = open(&model, &options, &chosen, rank)?;
+    let OpenEngine { engine, tokenizer, chat, .. } = open(&model, &options, &chosen, rank)?;
     let mut out = Output::stdout();
     out.print(&format!("device     {} ({})\n", chosen.place, chosen.why));
 

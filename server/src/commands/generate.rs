@@ -26,7 +26,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         )));
     }
     let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &args.model, &options)? else { return Ok(()) };
-    let OpenEngine { engine, tokenizer, chat } = open(&args.model, &options, &chosen, rank)?;
+    let OpenEngine { engine, tokenizer, chat, .. } = open(&args.model, &options, &chosen, rank)?;
     let vocab = engine.runner().model.config.vocab_size;
     check_sampling(&asked.sampling, vocab)?;
     let mut submissions = Vec::new();

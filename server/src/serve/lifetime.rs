@@ -76,7 +76,7 @@ async fn load(
 
 /// Starts the engine; what comes is its end, with the reason if it failed.
 fn start(app: &App, opened: OpenEngine) -> oneshot::Receiver<Option<String>> {
-    let OpenEngine { engine, tokenizer, chat } = opened;
+    let OpenEngine { engine, tokenizer, chat, .. } = opened;
     let vocab = engine.runner().model.config.vocab_size;
     // A reply can have no more positions than there are pages for.
     let pages = engine.stats().pages_total as usize;
