@@ -177,7 +177,7 @@ pub fn a_failed_engine_takes_nothing(place: Place) {
 }
 
 /// Every byte that the device still has, in pieces.
-fn all_memory(device: &Device) -> Vec<Arena> {
+pub fn all_memory(device: &Device) -> Vec<Arena> {
     let (mut size, mut all) = (device.free_bytes(), Vec::new());
     while size > 0 {
         match device.arena("hog", size) {
