@@ -4,6 +4,7 @@
 //! take real decode rounds through the engine's own loop. Weights are whatever was opened; with made weights of
 //! the first layers only, times for all layers are computed from those measured, and called so.
 
+mod bandwidth;
 pub mod bytes;
 mod kernels;
 mod moves;

@@ -20,7 +20,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 ];
 
 fn cuda() -> Device {
-    Device::cuda_with(CudaOptions { poison: true, ..CudaOptions::default() }).expect("a device")
+    let device = Device::cuda_with(CudaOptions { poison: true, ..CudaOptions::default() }).expect("a device");
+    // All kernels of a source are compiled at once.
+    device.prepare(kernels::source::ALL).expect("the kernels compile");
+    device
 }
 
 fn features_are_close_to_the_recorded_ones() {

@@ -7,6 +7,7 @@ use kernels::numerics::ElementType;
 use kernels::weight::{BLOCK, Format, GROUP};
 
 use crate::config::{LayerKind, ModelConfig};
+use crate::share::Share;
 use crate::weights::StoredAs;
 
 /// Bytes that a checkpoint takes for a number of a matrix, its share of scales included.
@@ -38,10 +39,11 @@ pub struct RoundBytes {
 }
 
 impl RoundBytes {
-    /// A round of one row for each of `rows` lanes that see `visible` positions, their own included. Of each layer's
-    /// experts, `distinct` are chosen by some row.
+    /// A round of one row for each of `rows` lanes that see `visible` positions, their own included, on a rank with this
+    /// share, whose settings are `c`. Of each layer's experts, `distinct` are chosen by some row.
     pub fn new(
         c: &ModelConfig,
+        share: Share,
         element: ElementType,
         stored: StoredAs,
         rows: usize,
@@ -90,7 +92,7 @@ impl RoundBytes {
         RoundBytes {
             dense,
             experts: of(stored.experts) * layers * distinct * expert,
-            head: b * mixer + of(stored.head) * c.vocab_size as f64 * hidden,
+            head: b * mixer + of(stored.head) * share.part(c.vocab_size).len() as f64 * hidden,
             rows: lanes * looked_up,
             state: lanes * 2.0 * (recurrent * (state + window) + ngram_window),
             keys: lanes * sparse * position * (selected(c, visible) + 1) as f64,
@@ -127,7 +129,8 @@ mod tests {
 
     #[test]
     fn one_row_of_the_real_model_reads_thirteen_gigabytes() {
-        let bytes = RoundBytes::new(&real(), ElementType::Bf16, StoredAs::default(), 1, 1024, 10.0);
+        let bytes =
+            RoundBytes::new(&real(), Share::WHOLE, ElementType::Bf16, StoredAs::default(), 1, 1024, 10.0);
         // 10 experts of 3 x 640 x 2560 values in 48 layers.
         assert_eq!(bytes.experts, 2.0 * 48.0 * 10.0 * 4_915_200.0);
         // 248,320 rows of 2,560 values; the mixer's gain and two matrices of 320 x 10,240.
@@ -150,7 +153,7 @@ mod tests {
     #[test]
     fn quantised_weights_are_fewer_bytes() {
         let total = |stored| {
-            let bytes = RoundBytes::new(&real(), ElementType::Bf16, stored, 1, 1024, 10.0);
+            let bytes = RoundBytes::new(&real(), Share::WHOLE, ElementType::Bf16, stored, 1, 1024, 10.0);
             (bytes.dense + bytes.experts + bytes.head) / 1e9
         };
         let nvfp4 = StoredAs { experts: Format::Nvfp4, table: Format::Fp8, ..StoredAs::default() };
@@ -165,7 +168,7 @@ mod tests {
         }
         let rows = |table| {
             let stored = StoredAs { table, ..StoredAs::default() };
-            RoundBytes::new(&real(), ElementType::Bf16, stored, 3, 1024, 10.0).rows
+            RoundBytes::new(&real(), Share::WHOLE, ElementType::Bf16, stored, 3, 1024, 10.0).rows
         };
         assert_eq!(rows(Format::Nvfp4), 3.0 * (5120.0 + 16.0 * 90.0));
     }
@@ -177,7 +180,8 @@ mod tests {
             [1, 3, 4, 2051, 2052, 65_536, 65_539].map(|n| selected(&c, n)),
             [1, 3, 4, 2051, 2048, 2048, 2051]
         );
-        let bytes = RoundBytes::new(&c, ElementType::Bf16, StoredAs::default(), 4, 65_536, 38.0);
+        let bytes =
+            RoundBytes::new(&c, Share::WHOLE, ElementType::Bf16, StoredAs::default(), 4, 65_536, 38.0);
         assert_eq!(bytes.keys, 4.0 * 12.0 * 2048.0 * 2049.0);
         assert_eq!(bytes.index, 4.0 * 12.0 * 16_384.0 * 256.0);
     }

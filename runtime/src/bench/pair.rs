@@ -8,15 +8,19 @@ use graph::GatherTimes;
 use planner::RequestId;
 use serde_json::{Value, json};
 
-use super::report::Line;
+use super::bandwidth;
+use super::bytes::{RoundBytes, expected_distinct};
+use super::report::{Bandwidth, Line};
 use super::rig::{Played, median};
 use super::{BenchOptions, WARM};
 use crate::engine::{Engine, EngineOptions, open, open_rank};
 use crate::error::Error;
+use crate::model::Model;
 use crate::open::Progress;
 use crate::ranks::Rank;
 use crate::request::Submission;
 use crate::sampling::SamplingOptions;
+use crate::weights::StoredAs;
 
 /// Decode rounds on two ranks and on one.
 #[derive(Clone, Copy, Debug)]
@@ -72,10 +76,12 @@ pub struct Rounds {
     pub host_us: f64,
     /// Graphs that were captured while these were measured.
     pub captures: u64,
+    /// The bytes that a rank must move at least, if experts are chosen by even chance, over the bandwidth of its device.
+    pub floor_ms: f64,
 }
 
 impl PairLine {
-    pub(super) const HEADING: &'static str = "decode rounds of two ranks and of one, after real prompts; ms are medians of a round in the engine's loop\n rows  context  two: graph     eager  host us  captures   one: graph     eager  host us  captures  two against one";
+    pub(super) const HEADING: &'static str = "decode rounds of two ranks and of one, after real prompts; ms are medians of a round in the engine's loop\n rows  context  two: graph     eager   floor  host us  captures   one: graph     eager   floor  host us  captures  two against one";
 
     /// How many times as fast two ranks are.
     pub fn gain(&self) -> f64 {
@@ -86,7 +92,7 @@ impl PairLine {
         let of = |rounds: Rounds| {
             json!({
                 "graph_ms": rounds.graph_ms, "eager_ms": rounds.eager_ms, "host_us": rounds.host_us,
-                "captures": rounds.captures,
+                "captures": rounds.captures, "floor_ms": rounds.floor_ms,
             })
         };
         json!({
@@ -99,8 +105,8 @@ impl PairLine {
 impl fmt::Display for PairLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:5} {:8} ", self.rows, self.context)?;
-        for Rounds { graph_ms, eager_ms, host_us, captures } in [self.two, self.one] {
-            write!(f, "{graph_ms:11.4} {eager_ms:9.4} {host_us:8.1} {captures:9}  ")?;
+        for Rounds { graph_ms, eager_ms, host_us, captures, floor_ms } in [self.two, self.one] {
+            write!(f, "{graph_ms:11.4} {eager_ms:9.4} {floor_ms:7.3} {host_us:8.1} {captures:9}  ")?;
         }
         write!(f, "{:15.2}", self.gain())
     }
@@ -181,13 +187,21 @@ pub(super) fn steps(options: &BenchOptions) -> usize {
 /// Every number of lanes at every context, in this order; and the prompt, if there is one.
 fn all(engine: &mut Engine, options: &BenchOptions) -> Result<(Vec<Rounds>, Option<f64>), Error> {
     let (mut all, mut next) = (Vec::new(), 0);
+    let bandwidth = bandwidth::measure(engine.runner())?;
     for &rows in &options.rows {
         for &context in &options.contexts {
-            all.push(measure(engine, options, (rows, context), &mut next)?);
+            all.push(measure(engine, options, (rows, context), &bandwidth, &mut next)?);
         }
     }
     let prompt = (options.prompt > 0).then(|| prompt(engine, options.prompt, &mut next)).transpose()?;
     Ok((all, prompt))
+}
+
+/// Bytes of a decode round on this rank.
+fn bytes(engine: &Engine, rows: usize, context: usize) -> f64 {
+    let Model { config, share, element, weights, .. } = &engine.runner().model;
+    let distinct = expected_distinct(config, rows);
+    RoundBytes::new(config, *share, *element, StoredAs::of(weights), rows, context + 1, distinct).total()
 }
 
 /// Seconds of a prompt to its first token; the second time counts.
@@ -233,6 +247,7 @@ fn measure(
     engine: &mut Engine,
     options: &BenchOptions,
     (rows, context): (usize, usize),
+    bandwidth: &Bandwidth,
     next: &mut u64,
 ) -> Result<Rounds, Error> {
     let (sender, events) = crossbeam_channel::unbounded();
@@ -261,6 +276,7 @@ fn measure(
         eager_ms: 1e3 * eager.round,
         host_us: 1e6 * graph.host,
         captures,
+        floor_ms: 1e3 * bytes(engine, rows, context) / bandwidth.per_second,
     })
 }
 

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 use graph::{Arena, Device, Emission, Entry, Exec, Recording};
-use kernels::read;
 use kernels::table::{Kind, PAGE, PromptRow, Row, Sampling};
 use planner::{RequestId, SlotId};
 
@@ -12,7 +11,7 @@ use super::bytes::{RoundBytes, expected_distinct};
 use super::kernels::{KernelRow, KernelTable, bytes_of, is_kind, kinds, of_kind};
 use super::moves::Seen;
 use super::report::{Bandwidth, PromptLine, RoundLine};
-use super::{BenchOptions, SEATING, WARM};
+use super::{BenchOptions, SEATING, WARM, bandwidth};
 use crate::bundle::Bundle;
 use crate::config::ModelConfig;
 use crate::engine::{Engine, Event, Metered};
@@ -74,31 +73,9 @@ impl<'o> Rig<'o> {
         Ok(rig)
     }
 
-    /// What memory delivers: the best of a few grids, over the weights or as much spare memory as there is.
+    /// What memory delivers.
     pub(super) fn bandwidth(&self) -> Result<Bandwidth, Error> {
-        let runner = self.engine.runner();
-        let most = match runner.device {
-            Device::Host(_) => 64 << 20,
-            Device::Cuda(_) => 4usize << 30,
-        };
-        let spare = (runner.device.free_bytes() / 2).min(most);
-        let area = match runner.weights.arena.bytes() >= spare {
-            true => runner.weights.arena.clone(),
-            false => runner.device.arena("memory to read", spare)?,
-        };
-        let quads = area.bytes().min(most) / 16;
-        let grids = [512, 1056, 2112, 4224];
-        let sums = runner.device.arena("sums", 4 * grids[3])?;
-        let mut best = f64::MAX;
-        for blocks in grids {
-            let mut emission = Emission::new();
-            let (words, sums) = (area.base().cast(), sums.base().cast());
-            let args = read::Args { words, sums, quads: quads as u64, blocks: blocks as u32, zero: 0 };
-            emission.launch::<read::Read>(&args)?;
-            let exec = self.record(&emission, 1, std::slice::from_ref(&area))?;
-            best = best.min(self.replays(&exec, 4)?);
-        }
-        Ok(Bandwidth { bytes: 16 * quads, per_second: (16 * quads) as f64 / best })
+        bandwidth::measure(self.engine.runner())
     }
 
     /// Seats lanes that decode and have long to go.
@@ -180,7 +157,7 @@ impl<'o> Rig<'o> {
         let fixed = self.outside_layers(&runner.emission(&shape)?)?;
         let (config, layers) = (&runner.model.config, self.layers());
         let (element, stored) = (runner.model.element, StoredAs::of(&runner.model.weights));
-        let bytes = RoundBytes::new(config, element, stored, rows, context + 1, distinct);
+        let bytes = RoundBytes::new(config, runner.model.share, element, stored, rows, context + 1, distinct);
         Ok(RoundLine {
             rows,
             context,

@@ -113,8 +113,13 @@ fn made_weights_are_measured_and_not_compared() {
                 "{line}"
             );
             assert_eq!(rounds["captures"], 0, "{line}");
+            assert!(rounds["floor_ms"].as_f64() > Some(0.0), "{line}");
         }
     }
+    let floors =
+        |line: &Value| ["two", "one"].map(|ranks| line[ranks]["floor_ms"].as_f64().expect("a number"));
+    let [two, one] = floors(&lines[0]);
+    assert!(two < one, "half of the bytes and what both read: {two} {one}");
     assert_eq!((&lines[4]["line"], &lines[4]["tokens"]), (&"pair prompt".into(), &90.into()));
     assert!(lines[4]["gain"].as_f64() > Some(0.0), "{}", lines[4]);
     run(binary("bench").args(["--tp", "2", "--kernels"])).refused(&["--kernels with --tp 2"]);
