@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use graph::{Exchange, Planted};
+use graph::{Exchange, Key, Planted};
 use planner::{ClassId, RequestId};
 use runtime::checkpoint::layout::Format;
 use runtime::convert::{ConvertOptions, Source, convert};
@@ -33,6 +34,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_launch_that_fails_on_one_rank_ends_both", || {
         pair("launch-0", &repository(SMALL));
         pair("launch-1", &repository(SMALL));
+    }),
+    ("a_rank_that_dies_between_captures_ends_the_other", || {
+        pair("dies-0", &repository(SMALL));
+        pair("dies-1", &repository(SMALL));
     }),
     ("memory_that_one_rank_lacks_is_a_vote", || pair("memory", &repository(SMALL))),
 ];
@@ -122,6 +127,16 @@ pub(crate) fn child(case: &str, exchange: Exchange, rank: usize, port: &str) -> 
                 _ => eprintln!("rank 1: {}", engine.follow().expect_err("one of the two fails")),
             }
         }
+        ("dies-0" | "dies-1", _) => {
+            let dies = case == format!("dies-{rank}");
+            let options = EngineOptions { key_fault: dies.then_some(die as fn(&mut Key)), ..tight(rank) };
+            let (Met(rank, exchange), begun) = (met, Instant::now());
+            let options = EngineOptions { exchange, ..options };
+            let error =
+                open_rank(dir, &options, rank, &mut |_| {}).err().expect("the other rank dies").to_string();
+            eprintln!("after {:.1?}: {error}", begun.elapsed());
+            assert!(error.contains("rank ") && begun.elapsed() < 2 * SOON, "{error}");
+        }
         ("memory", 0) => waits(dir, met),
         ("memory", _) => {
             let engine = opened(dir, &tight(rank), met);
@@ -131,6 +146,16 @@ pub(crate) fn child(case: &str, exchange: Exchange, rank: usize, port: &str) -> 
         _ => panic!("no case is called {case}"),
     }
     true
+}
+
+/// Ends this process as a kill does, when the second key is asked for: while the other rank captures or waits for the
+/// word on a capture.
+fn die(_: &mut Key) {
+    static KEYS: AtomicU32 = AtomicU32::new(0);
+    if KEYS.fetch_add(1, Ordering::Relaxed) == 1 {
+        // Nothing is unwound, and nothing is closed but by the system.
+        std::process::abort();
+    }
 }
 
 /// A rank that has met the other, and what is to carry their gathers.
