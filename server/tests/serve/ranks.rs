@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::prompts::{CHAT, chat, endless, unending};
-use crate::server::{Server, lasting};
+use crate::server::{Server, device, lasting};
 
 crate::tests! {
     two_ranks_answer_as_one,
@@ -23,6 +23,18 @@ crate::tests! {
 const SOON: Duration = Duration::from_secs(10);
 /// A stopped process keeps its connections: it is noticed by its silence, which is ten seconds.
 const SILENT: Duration = Duration::from_secs(14);
+
+/// What two ranks lack where the tests run: with CUDA each has a device of its own.
+pub(crate) fn lacks() -> Option<String> {
+    if !device().starts_with("cuda") {
+        return None;
+    }
+    match graph::Device::cuda_count() {
+        Ok(count) if count < 2 => Some(format!("two ranks need 2 CUDA devices and there are {count}")),
+        Ok(_) => graph::nccl_library().err().map(|_| "NCCL is not usable".into()),
+        Err(_) => Some("the CUDA driver is not usable".into()),
+    }
+}
 
 fn start() -> Server {
     Server::start(&["--tp", "2"])
