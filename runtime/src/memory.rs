@@ -167,6 +167,19 @@ impl MemoryPlan {
         self
     }
 
+    /// The plan with the features of pictures too: those that requests need, and those that are kept.
+    pub fn with_features(mut self, bytes: usize) -> MemoryPlan {
+        self.parts.push(Part {
+            label: "picture features",
+            bytes,
+            place: Place::Device,
+            time: Time::Running,
+            detail: "of pictures under way and seen before, at most".into(),
+            setting: "--vision",
+        });
+        self
+    }
+
     /// The most device memory that is taken at a time, in bytes.
     pub fn bytes(&self) -> usize {
         self.most(Place::Device).1
