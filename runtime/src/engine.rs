@@ -29,6 +29,8 @@ use vision::CacheCounts;
 
 pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
 pub use handle::{EngineThread, Handle, Hold, Ticket};
+#[doc(hidden)]
+pub use media::PictureFault;
 pub use metered::Metered;
 pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened, open_rank};
 pub use sight::Vision;
@@ -284,7 +286,11 @@ impl Engine {
             (None, true) => Ok(None),
             (Some(tower), true) => media::no_placeholders(&submission.prompt, tower).map(|()| None),
             (Some(tower), false) if self.sees.is_some() => {
-                Shown::new(submission, tower, self.eyes.as_ref().map(Eyes::most)).map(Some)
+                let mut shown = Shown::new(submission, tower, self.eyes.as_ref().map(Eyes::most))?;
+                if let Some(fault) = self.options.picture_fault {
+                    shown.plant(fault);
+                }
+                Ok(Some(shown))
             }
             (_, false) => Err(Error::Prompt(format!(
                 "the request brings {} pictures, and this engine takes none; use a model with a vision tower, and leave \

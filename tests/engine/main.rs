@@ -2,6 +2,7 @@
 
 mod dummy;
 mod memory;
+mod pictures;
 mod schedules;
 mod service;
 

@@ -41,7 +41,7 @@ enum Needs {
 /// A group of tests: what they are about, what they need, and each with its name.
 type Group = (&'static str, Needs, &'static [(&'static str, fn())]);
 
-const GROUPS: [Group; 14] = [
+const GROUPS: [Group; 15] = [
     ("memory", Needs::Device, memory::TESTS),
     ("streams", Needs::Device, streams::TESTS),
     ("capture", Needs::Device, capture::TESTS),

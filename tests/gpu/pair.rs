@@ -196,6 +196,7 @@ fn schedules(vocab: u32, cases: u32) -> Vec<Schedule> {
         sampling: SamplingOptions::default(),
         cancel: None,
         class: ClassId(0),
+        media: Vec::new(),
     };
     let lengths = [(2_040, 24), (2_051, 6), (2_052, 6), (2_053, 6), (2_112, 9), (17, 40)];
     let long = (0..).zip(lengths).map(|(index, (length, ids))| request(index, length, ids)).collect();
@@ -247,9 +248,9 @@ fn churning(rank: usize) -> EngineOptions {
 fn churns(dir: &Path, met: Met) {
     let mut pair = opened(dir, &churning(0), met);
     let device = pair.runner().device.clone();
-    churn(&mut pair, 1_000, 1056);
+    churn(&mut pair, 1_000, 1009);
     let (used, free, begun) = (device.used_bytes(), device.free_bytes(), Instant::now());
-    churn(&mut pair, 10_000, 1056);
+    churn(&mut pair, 10_000, 1009);
     eprintln!("10,000 rounds of two ranks in {:.1?}", begun.elapsed());
     let stats = pair.stats();
     assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
@@ -261,7 +262,7 @@ fn churns(dir: &Path, met: Met) {
 
 fn all_eager(dir: &Path, options: &EngineOptions, met: Met) {
     let mut pair = opened(dir, options, met);
-    let schedules = schedules(1056, 6).split_off(1);
+    let schedules = schedules(1009, 6).split_off(1);
     let two = played(&mut pair, &schedules);
     assert_eq!(pair.stats().graphs, 0);
     end(pair);
@@ -295,7 +296,7 @@ fn fails(mut pair: Engine) {
 /// More lanes than the first slab has are wanted, and one rank has no memory for them.
 fn waits(dir: &Path, met: Met) {
     let mut pair = opened(dir, &tight(0), met);
-    let mut schedules = schedules(1056, 4).split_off(1);
+    let mut schedules = schedules(1009, 4).split_off(1);
     schedules
         .iter_mut()
         .flat_map(|schedule| &mut schedule.requests)

@@ -13,7 +13,7 @@ use runtime::weights::TablePlace;
 use crate::fixture::repository;
 
 const CHECKPOINT: &str = "tests/oracle/checkpoints/base_bf16";
-const VOCAB: u32 = 1056;
+const VOCAB: u32 = 1009;
 
 fn engine(options: &EngineOptions) -> Engine {
     open_in(CHECKPOINT, options).unwrap_or_else(|error| panic!("{error}"))

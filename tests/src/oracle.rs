@@ -123,7 +123,6 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
         Dtype::U8 => each(bytes, |[byte]| byte.into()),
         Dtype::F32 => each(bytes, |word| f32::from_le_bytes(word).into()),
         Dtype::BF16 => each(bytes, |word| half::bf16::from_le_bytes(word).into()),
-        Dtype::U8 => bytes.iter().map(|byte| f64::from(*byte)).collect(),
         Dtype::I32 => each(bytes, |word| i32::from_le_bytes(word).into()),
         Dtype::I64 => each(bytes, |word| i64::from_le_bytes(word) as f64),
         other => panic!("no case stores {other:?}"),

@@ -33,6 +33,18 @@ pub(super) struct Shown {
     pub(super) features: Vec<Arc<Features>>,
 }
 
+/// A fault to plant.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureFault {
+    /// Decode rows stand where text would.
+    NoOffset,
+    /// Prompt rows do.
+    TextAxes,
+    /// Each placeholder takes the row of the one before.
+    ShiftedRows,
+}
+
 /// The most that a request may bring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Most {
@@ -88,13 +100,26 @@ impl Shown {
         Shown { axes, offset, spans, features: Vec::new() }
     }
 
+    /// Plants a fault.
+    pub(super) fn plant(&mut self, fault: PictureFault) {
+        match fault {
+            PictureFault::NoOffset => self.offset = 0,
+            PictureFault::TextAxes => (0..).zip(&mut self.axes).for_each(|(at, axes)| *axes = [at; 3]),
+            PictureFault::ShiftedRows => self.spans.iter_mut().for_each(|span| span.first += 1),
+        }
+    }
+
     /// The rotary position of an id of the prompt.
     pub(super) fn axes(&self, position: usize) -> [i32; 3] {
         self.axes[position]
     }
 
     /// Which rows of a piece take features, and the memory that these lie in. A piece may begin and end inside a picture.
-    pub(super) fn rows(&self, piece: std::ops::Range<usize>, row_bytes: usize) -> (Vec<PictureRows>, Vec<Arena>) {
+    pub(super) fn rows(
+        &self,
+        piece: std::ops::Range<usize>,
+        row_bytes: usize,
+    ) -> (Vec<PictureRows>, Vec<Arena>) {
         let (mut rows, mut rooms): (_, Vec<Arena>) = (Vec::new(), Vec::new());
         for span in &self.spans {
             let (first, end) = (span.first.max(piece.start), (span.first + span.rows()).min(piece.end));
@@ -157,8 +182,9 @@ fn check(
     let (grid, merge) = (media.patches.grid, tower.spatial_merge_size as u32);
     let sizes = [grid.pairs, grid.height, grid.width].map(|size| size as usize);
     let patches = sizes.into_iter().try_fold(1usize, usize::checked_mul).filter(|patches| *patches > 0);
-    let patches = patches
-        .ok_or_else(|| format!("{} x {} x {} is no number of patches", grid.pairs, grid.height, grid.width))?;
+    let patches = patches.ok_or_else(|| {
+        format!("{} x {} x {} is no number of patches", grid.pairs, grid.height, grid.width)
+    })?;
     if let Some(most) = most {
         if patches > most.patches {
             return Err(format!(
@@ -204,7 +230,11 @@ fn check(
             ));
         }
         if let Some(at) = ids.iter().position(|id| *id != kind) {
-            return Err(format!("id {} at position {} is not {kind}, which stands for its rows", ids[at], span.first + at));
+            return Err(format!(
+                "id {} at position {} is not {kind}, which stands for its rows",
+                ids[at],
+                span.first + at
+            ));
         }
     }
     Ok(())

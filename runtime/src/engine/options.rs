@@ -9,7 +9,7 @@ use kernels::numerics::ElementType;
 use planner::{ClassId, Limits, Slab, State};
 
 use super::eyes::Eyes;
-use super::media::Most;
+use super::media::{Most, PictureFault};
 use super::sight::{Look, Vision};
 use super::{Engine, RoundCounts, warm};
 use crate::chat::ChatTemplate;
@@ -90,6 +90,9 @@ pub struct EngineOptions {
     /// Plants a fault, for the suite that proves that tests catch it: changes every round key.
     #[doc(hidden)]
     pub key_fault: Option<fn(&mut graph::Key)>,
+    /// Plants a fault in what pictures mean for rows.
+    #[doc(hidden)]
+    pub picture_fault: Option<PictureFault>,
     /// Plants a fault in the device, once its weights are read.
     #[doc(hidden)]
     pub planted: Option<Planted>,
@@ -131,6 +134,7 @@ impl Default for EngineOptions {
             poison: false,
             host_memory: HostOptions::default().memory_bytes,
             key_fault: None,
+            picture_fault: None,
             planted: None,
         }
     }
@@ -159,6 +163,24 @@ impl EngineOptions {
             true => Opened::with(dir, form, self.load),
             false => Opened::without_text(dir, form, self.load),
         }
+    }
+
+    /// The form that an engine with these settings gives the weights of a model, with its vision tower if it takes
+    /// pictures.
+    ///
+    /// # Errors
+    /// As [`open`], of what its folder says of pictures.
+    pub fn form(&self, dir: &Path) -> Result<WeightForm, Error> {
+        Ok(self.form_of(self.look(dir)?.seen().is_some()))
+    }
+
+    fn form_of(&self, vision: bool) -> WeightForm {
+        WeightForm { vision, ..self.place.form(self.element, self.table) }
+    }
+
+    /// Whether the model of a folder sees. One whose settings cannot be read is refused by who reads all of it.
+    fn look(&self, dir: &Path) -> Result<Look, Error> {
+        ModelConfig::open(dir).map_or(Ok(Look::Blind(None)), |config| Look::at(dir, &config, self))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -290,16 +312,22 @@ fn pages(layout: &LaneLayout, lanes: u16, memory: u64) -> Result<u32, Error> {
     }
 }
 
-/// What a model would take in memory with these settings; no weight is read.
+/// What a model would take in memory with these settings; no weight is read. Of pictures it speaks if the form of the
+/// weights has the tower: see [`EngineOptions::form`].
 ///
 /// # Errors
 /// A setting cannot be honoured.
 pub fn memory_plan(opened: &Opened, options: &EngineOptions) -> Result<MemoryPlan, Error> {
-    let look = match opened.weights.form().vision {
-        true => Look::at(opened.checkpoint.dir(), opened.weights.config(), options)?,
-        false => Look::Blind(None),
-    };
+    let look = look_of(opened, options)?;
     Ok(Sizes::new(opened, options, &look, None)?.memory_plan(opened))
+}
+
+/// Whether a model sees whose form was chosen already.
+fn look_of(opened: &Opened, options: &EngineOptions) -> Result<Look, Error> {
+    match opened.weights.form().vision {
+        true => Look::at(opened.checkpoint.dir(), opened.weights.config(), options),
+        false => Ok(Look::Blind(None)),
+    }
 }
 
 /// An engine with what turns text into ids and back.
@@ -353,11 +381,7 @@ fn open_share(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let share = rank.as_ref().map_or(Ok(Share::WHOLE), Rank::share)?;
-    // A folder whose settings cannot be read is refused by who reads all of it.
-    let mut look = match ModelConfig::open(dir) {
-        Ok(config) => Look::at(dir, &config, options)?,
-        Err(_) => Look::Blind(None),
-    };
+    let mut look = options.look(dir)?;
     let mut tower = look.seen().is_some();
     if let Some(Rank { peer, .. }) = rank {
         // Rank 0 alone has the tower; the other one attaches what it encodes, and has memory for that.
@@ -367,8 +391,7 @@ fn open_share(
         }
         tower &= peer.leads();
     }
-    let form = options.place.form(options.element, options.table);
-    let form = WeightForm { share, vision: tower, ..form };
+    let form = WeightForm { share, ..options.form_of(tower) };
     open_any(options.opened(dir, form)?, options, look, rank, progress)
 }
 
@@ -381,10 +404,7 @@ pub fn open_opened(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let look = match opened.weights.form().vision {
-        true => Look::at(opened.checkpoint.dir(), opened.weights.config(), options)?,
-        false => Look::Blind(None),
-    };
+    let look = look_of(&opened, options)?;
     open_any(opened, options, look, &mut None, progress)
 }
 

@@ -64,9 +64,9 @@ impl Look {
             Vision::Patches(most) => (most, true),
         };
         let blind = |why: Option<String>| match why {
-            Some(why) if asked => Err(Error::Setting(format!(
-                "{why}, so pictures cannot be taken; leave --vision out"
-            ))),
+            Some(why) if asked => {
+                Err(Error::Setting(format!("{why}, so pictures cannot be taken; leave --vision out")))
+            }
             why => Ok(Look::Blind(why)),
         };
         let Some(tower) = &config.vision else {
@@ -74,7 +74,10 @@ impl Look {
         };
         let [picture, clip] = [PICTURES, CLIPS].map(|name| dir.join(name));
         if let Some(missing) = [&picture, &clip].into_iter().find(|path| !path.exists()) {
-            return blind(Some(format!("the model has a vision tower, but {} is missing", missing.display())));
+            return blind(Some(format!(
+                "the model has a vision tower, but {} is missing",
+                missing.display()
+            )));
         }
         if options.feature_bytes == Some(0) {
             return blind(Some("no memory is given to the features of pictures".into()));

@@ -94,12 +94,9 @@ mod pictures {
     pub(super) fn serialize<S: Serializer>(media: &[Media], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(media.iter().map(|Media { patches, spans, key }| {
             let Grid { pairs, height, width } = patches.grid;
-            let span = |&Span { medium, row, first, height, width }: &Span| (medium, row, first, height, width);
-            Picture {
-                key: key.0,
-                grid: [pairs, height, width],
-                spans: spans.iter().map(span).collect(),
-            }
+            let span =
+                |&Span { medium, row, first, height, width }: &Span| (medium, row, first, height, width);
+            Picture { key: key.0, grid: [pairs, height, width], spans: spans.iter().map(span).collect() }
         }))
     }
 
