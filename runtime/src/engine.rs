@@ -25,7 +25,7 @@ use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
 };
-use vision::CacheCounts;
+use vision::{CacheCounts, ContentKey};
 
 pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
 pub use handle::{EngineThread, Handle, Hold, Ticket};
@@ -331,53 +331,60 @@ impl Engine {
     /// Hands a request whose pictures are encoded to the planner, and all of it to the other rank.
     fn send(&mut self, ready: Ready) -> Result<(), Error> {
         let Ready { id, features, submission } = ready;
-        let mut sent = features.clone();
+        let mut sent = Vec::new();
+        if let (Some(peer), Some(submission)) = (&self.peer, &submission) {
+            peer.submit(id, submission)?;
+            for media in
+                media::distinct(&submission.media).filter(|media| self.attached(&media.key).is_none())
+            {
+                let at = submission.media.iter().position(|other| other.key == media.key);
+                sent.push(features[at.expect("one of them")].clone());
+            }
+        }
+        if submission.is_some() && !self.has_room(id, true)? {
+            return Ok(());
+        }
+        self.exchange(&sent, Emission::send)?;
         if let Some(live) = self.live.get_mut(&id) {
             live.features(features);
         }
-        let Some(submission) = submission else { return self.arrive(id, None) };
-        if let Some(peer) = &self.peer {
-            peer.submit(id, &submission)?;
-        }
-        if !self.has_room(id, true)? {
-            return Ok(());
-        }
-        let mut seen = Vec::new();
-        sent.retain(|features| {
-            let new = !seen.contains(&features.arena.base());
-            seen.push(features.arena.base());
-            new
-        });
-        self.exchange(&sent, Emission::send)?;
         self.arrive(id, None)
     }
 
     /// Takes the features of a request from the rank that encoded them.
     fn attach(&mut self, id: RequestId, media: &[Media]) -> Result<(), Error> {
         let Some(tower) = &self.sees else { return Ok(()) };
-        let room = |media: &Media| {
+        let (mut all, mut come, mut here) = (HashMap::new(), Vec::new(), true);
+        for media in media::distinct(media) {
+            if let Some(features) = self.attached(&media.key) {
+                all.insert(media.key, features.clone());
+                continue;
+            }
             let rows = media::rows_of(media, tower);
-            let arena = self.runner.device.arena("picture features", rows * self.row_bytes())?;
-            Ok(Arc::new(Features { arena, rows }))
-        };
-        let rooms: graph::Result<Vec<_>> = media::distinct(media).map(room).collect();
-        let rooms = match rooms {
-            Ok(rooms) => Some(rooms),
-            Err(graph::Error::OutOfMemory { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
-        let there = self.has_room(id, rooms.is_some())?;
-        let Some(rooms) = rooms.filter(|_| there) else { return Ok(()) };
-        self.exchange(&rooms, Emission::receive)?;
-        let of = |one: &Media| {
-            let at = media::distinct(media).position(|other| other.key == one.key);
-            rooms[at.expect("one of them")].clone()
-        };
-        let features = media.iter().map(of).collect();
+            match self.runner.device.arena("picture features", rows * self.row_bytes()) {
+                Ok(arena) => {
+                    let features = Arc::new(Features { arena, rows });
+                    come.push(features.clone());
+                    all.insert(media.key, features);
+                }
+                Err(graph::Error::OutOfMemory { .. }) => here = false,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !self.has_room(id, here)? {
+            return Ok(());
+        }
+        self.exchange(&come, Emission::receive)?;
         if let Some(live) = self.live.get_mut(&id) {
-            live.features(features);
+            live.features(media.iter().map(|media| all[&media.key].clone()).collect());
         }
         self.arrive(id, None)
+    }
+
+    /// The features of a picture that a request in the planner needs: both ranks have the same, since requests come
+    /// and prompts end in the same order on both.
+    fn attached(&self, key: &ContentKey) -> Option<&Arc<Features>> {
+        self.live.values().find_map(|live| live.shown.as_ref()?.features_of(key))
     }
 
     /// Whether every rank has room for the features of a request; it ends if one has not.
@@ -394,7 +401,8 @@ impl Engine {
 
     /// Sends features to the other rank, or receives them, in order with rounds.
     fn exchange(&self, features: &[Arc<Features>], way: Way) -> Result<(), Error> {
-        let Some(communicator) = &self.runner.model.communicator else { return Ok(()) };
+        let communicator = self.runner.model.communicator.as_ref().filter(|_| !features.is_empty());
+        let Some(communicator) = communicator else { return Ok(()) };
         let mut emission = Emission::new();
         for Features { arena, rows } in features.iter().map(|features| &**features) {
             way(&mut emission, communicator, arena.base(), rows * self.row_bytes())?;

@@ -75,6 +75,24 @@ fn overlapped_ranks_stay_in_step_with_pictures() {
     end(pair, follower);
 }
 
+/// Of a picture that several requests show at once, rank 1 has one copy, and it goes with the last prompt that needs it.
+#[test]
+fn a_picture_is_sent_once_while_it_is_needed() {
+    let (mut pair, follower) = two(&sighted(), &sighted());
+    let mut alone = one(&sighted());
+    let shows = |name: &str| {
+        let Submission { prompt, media, .. } = recorded(name);
+        let (sampling, class) = (Default::default(), planner::ClassId(0));
+        Planned { arrive: 0, prompt, max_tokens: 5, sampling, cancel: None, class, media }
+    };
+    let mut requests = vec![shows("image_two"), shows("image_two"), shows("image_wide"), shows("image_two")];
+    requests[3].arrive = 40;
+    let schedule = Schedule { requests };
+    let (two, one) = (play(&mut pair, &schedule).expect("runs"), play(&mut alone, &schedule).expect("runs"));
+    assert!(seen(&two) == seen(&one), "{}", two.difference(&one));
+    end(pair, follower);
+}
+
 fn recorded(name: &str) -> Submission {
     let case = prompts().into_iter().find(|case| case.id().ends_with(name)).expect("a case");
     Submission {

@@ -193,7 +193,8 @@ fn all_memory(device: &Device) -> Vec<Arena> {
 /// are as ever.
 pub fn more_lanes_find_no_memory(place: Place) {
     let options = traced(place);
-    let opened = Opened::new(&repository(CHECKPOINT), place.form(options.element, options.table));
+    let folder = repository(CHECKPOINT);
+    let opened = Opened::new(&folder, options.form(&folder).expect("a folder"));
     let needed = memory_plan(&opened.expect("a model"), &options).expect("a plan").bytes();
     let options = EngineOptions { host_memory: needed + (64 << 10), queue: 8, ..options };
     let schedule = schedule(11, 6);

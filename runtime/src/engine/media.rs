@@ -29,7 +29,9 @@ pub(super) struct Shown {
     pub(super) offset: i32,
     /// Where pictures and pairs of frames stand, ascending.
     spans: Vec<Span>,
-    /// The features of each picture or clip: none before they are made, and once the prompt is through.
+    /// What each picture or clip is.
+    keys: Vec<ContentKey>,
+    /// The features of each: none before they are made, and once the prompt is through.
     pub(super) features: Vec<Arc<Features>>,
 }
 
@@ -91,13 +93,19 @@ impl Shown {
                 )));
             }
         }
-        Ok(Shown::at(walk, spans))
+        let keys = submission.media.iter().map(|media| media.key).collect();
+        Ok(Shown { keys, ..Shown::at(walk, spans) })
+    }
+
+    /// The features of a picture, if they are here and needed.
+    pub(super) fn features_of(&self, key: &ContentKey) -> Option<&Arc<Features>> {
+        self.keys.iter().zip(&self.features).find(|(own, _)| *own == key).map(|(_, features)| features)
     }
 
     fn at(walk: Positions, spans: Vec<Span>) -> Shown {
         let offset = walk.offset();
         let axes = walk.tokens.into_iter().map(|position| position.axes()).collect();
-        Shown { axes, offset, spans, features: Vec::new() }
+        Shown { axes, offset, spans, keys: Vec::new(), features: Vec::new() }
     }
 
     /// Plants a fault.
