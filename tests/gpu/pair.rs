@@ -18,12 +18,15 @@ use runtime::sampling::SamplingOptions;
 use serde_json::Value;
 use tests::churn::churn;
 use tests::fixture::repository;
+use tests::sight::{among, text};
+use tests::tower::prompts;
 
 use crate::ranks::{ranks, say};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("two_ranks_are_one_in_every_format", formats),
     ("two_ranks_are_one_at_the_real_widths", real_widths),
+    ("two_ranks_see_what_one_sees", || pair("pictures", &repository(SMALL))),
     ("churn_captures_nothing_and_takes_no_memory", || pair("churn", &repository(SMALL))),
     ("a_capture_that_fails_on_one_rank_is_eager_on_both", || {
         pair("capture-0", &repository(SMALL));
@@ -102,6 +105,8 @@ pub(crate) fn child(case: &str, exchange: Exchange, rank: usize, port: &str) -> 
     match (case, rank) {
         ("one", 0) => two_are_one(dir, met),
         ("one", _) => follow(dir, &seen_whole(rank), met),
+        ("pictures", 0) => sees(dir, met),
+        ("pictures", _) => follow(dir, &tight(rank), met),
         ("churn", 0) => churns(dir, met),
         ("churn", _) => follow(dir, &churning(rank), met),
         ("capture-0" | "capture-1", _) => {
@@ -223,7 +228,7 @@ fn same(schedules: &[Schedule], two: &[Trail], one: &[Trail]) {
 
 fn two_are_one(dir: &Path, met: Met) {
     let mut pair = opened(dir, &seen_whole(0), met);
-    let schedules = schedules(pair.runner().model.config.vocab_size as u32, 40);
+    let schedules = schedules(pair.runner().model.config.text_ids() as u32, 40);
     let two = played(&mut pair, &schedules);
     let (stats, slabs) = (pair.stats(), pair.slabs().len());
     end(pair);
@@ -232,6 +237,20 @@ fn two_are_one(dir: &Path, met: Met) {
     let rounds = stats.rounds.replayed + stats.rounds.captured + stats.rounds.eager.values().sum::<u64>();
     eprintln!("{}: two ranks = one over {rounds} rounds: {}", dir.display(), stats.rounds);
     assert!(rounds > 1000 && stats.rounds.replayed > 700 && slabs > 1, "{slabs} slabs, {}", stats.rounds);
+}
+
+/// Recorded pictures and clips, several at once, among text: features come over the wire of the collectives.
+fn sees(dir: &Path, met: Met) {
+    let mut requests: Vec<Planned> = prompts().iter().map(|case| among(case, 30, 40)).collect();
+    requests.extend([text(90, 1), requests[0].clone(), text(9, 2)]);
+    let schedules = [Schedule { requests }];
+    let mut pair = opened(dir, &tight(0), met);
+    let two = played(&mut pair, &schedules);
+    assert!(pair.stats().pictures.hits > 0, "{:?}", pair.stats().pictures);
+    end(pair);
+    let one = played(&mut alone(dir, &tight(0)), &schedules);
+    same(&schedules, &two, &one);
+    assert!(two[0].lives.iter().all(|life| life.end == "length"), "{}", two[0].lives[0].end);
 }
 
 fn churning(rank: usize) -> EngineOptions {

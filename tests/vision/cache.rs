@@ -43,7 +43,7 @@ fn a_b_a_and_other_content() {
 #[test]
 fn no_budget_keeps_nothing() {
     let mut cache: FeatureCache<[bf16]> = FeatureCache::new(0);
-    cache.insert(key(1), rows(1, 1), 2 * 1);
+    cache.insert(key(1), rows(1, 1), 2);
     assert_eq!(cache.get(&key(1)), None);
     assert_eq!(cache.counts().bytes, 0);
 }
