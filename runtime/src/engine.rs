@@ -1,9 +1,12 @@
 //! The engine: plan, book, stage, run, read, settle, tell, on one thread that owns the device.
 //!
 //! ```text
-//! turn:   plan_round(&state) ── book ── stage ── run (replay | capture | eager)
+//! turn:   see ── plan_round(&state) ── book ── stage ── run (replay | capture | eager)
 //!         then, for the round before:  read ── settle ── tell
 //! ```
+//! To see is to queue what fits between two rounds of the encoding of pictures; a request is planned once all of its own
+//! are encoded.
+//!
 //! The next round is staged and queued before this one is read. What one round makes and the next needs is
 //! resident on the device, so nothing waits for the host.
 
@@ -124,7 +127,7 @@ pub enum Ran {
 pub enum Turn {
     /// There is nothing to do.
     Idle,
-    /// A round was queued; none was read.
+    /// A round was queued, or a part of an encoding; none was read.
     Queued,
     /// A round was read and settled.
     Settled(Box<Settled>),

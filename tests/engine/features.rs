@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::Receiver;
 use graph::Arena;
 use planner::{Kind, RequestId, Verdict};
-use runtime::engine::{Engine, EngineOptions, Event, Finished, Turn, Vision, open};
+use runtime::engine::{Class, Engine, EngineOptions, Event, Finished, Turn, Vision, open};
 use runtime::receipts::Planned;
 use runtime::request::{Media, Submission};
 use tests::fixture::repository;
@@ -180,13 +180,24 @@ fn what_does_not_fit_is_refused_with_the_number_that_decided() {
     refuse(&|s| grid(s, 0, 4, 0), &["picture 0", "0 x 4"]);
     refuse(&|s| grid(s, 32, 32, 0), &["picture 0", "1024 patches", "256"]);
     refuse(&|s| grid(s, u32::MAX, u32::MAX, 0), &["picture 0"]);
-    // A request that could never run is refused before anything is encoded, and so is one too many.
     refuse(&|s| s.max_tokens = Some(600), &["512"]);
     let fate: Vec<_> =
         (1..5).map(|id| submit(&mut engine, id, submission(&tiles(16, 16, id as u32)))).collect();
     assert!(matches!(end(&fate[3]), Event::Full { waiting: 2 }));
     drain(&mut engine);
     assert!(fate[..2].iter().all(|events| matches!(end(events), Event::Finished(_))));
+}
+
+/// A request that could never run is refused before anything is encoded.
+#[test]
+fn nothing_is_encoded_for_what_cannot_run() {
+    let classes = vec![Class { context: 512, lanes: 1, pages: 1 }];
+    let mut engine = small(EngineOptions { classes, ..whole() });
+    let request = Submission { max_tokens: Some(100), ..submission(&tiles(4, 4, 1)) };
+    let events = submit(&mut engine, 1, request);
+    assert!(engine.is_idle() && engine.stats().pictures.misses == 0);
+    let end = end(&events);
+    assert!(matches!(&end, Event::Refused(why) if why.contains("needs 2 pages")), "{end:?}");
 }
 
 /// An engine that takes no pictures says so, and one whose folder does not say how they are prepared says why.
