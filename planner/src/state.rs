@@ -74,12 +74,17 @@ impl State {
         Ok(())
     }
 
+    /// Why a request could never run, whatever else does; nothing if it could.
+    pub fn refuses(&self, request: &Request) -> Option<Refusal> {
+        admit::refuse(request, &self.limits).or_else(|| self.refuse_beside(request))
+    }
+
     /// Takes a request into the queue, or says why not. No effect means that it waits.
     pub fn arrive(&mut self, request: Request) -> Effects {
         let mut effects = Effects::default();
         let id = request.id;
         let waiting = self.queue.len() as u32;
-        if let Some(why) = admit::refuse(&request, &self.limits).or_else(|| self.refuse_beside(&request)) {
+        if let Some(why) = self.refuses(&request) {
             effects.push(Effect::Refused { request: id, why });
         } else if waiting >= self.limits.queue {
             effects.push(Effect::Full { request: id, waiting });

@@ -65,6 +65,11 @@ impl Checkpoint {
         Ok(Self { config, generation, layout, dir: dir.into(), files: Files::none() })
     }
 
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Where a tensor lies, or nothing if the checkpoint lacks it.
     pub fn entry(&self, name: &str) -> Option<&TensorEntry> {
         self.files.tensors.get(name)

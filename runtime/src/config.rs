@@ -220,6 +220,14 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// Ids that are text wherever they stand: those before the first that stands for a picture, or beside one.
+    pub fn text_ids(&self) -> usize {
+        let tokens = self.vision.as_ref().map(|vision| vision.tokens);
+        let ids = tokens.map(|MediaTokens { image, video, start, end }| [image, video, start, end]);
+        let first = ids.into_iter().flatten().min();
+        first.map_or(self.vocab_size, |first| (first as usize).min(self.vocab_size))
+    }
+
     /// Checks the text of a `config.json`.
     pub fn from_json(json: &str) -> Result<Self, ConfigError> {
         let file = section::parse(json)?;

@@ -1,43 +1,56 @@
 //! The engine: plan, book, stage, run, read, settle, tell, on one thread that owns the device.
 //!
 //! ```text
-//! turn:   plan_round(&state) ── book ── stage ── run (replay | capture | eager)
+//! turn:   see ── plan_round(&state) ── book ── stage ── run (replay | capture | eager)
 //!         then, for the round before:  read ── settle ── tell
 //! ```
+//! To see is to queue what fits between two rounds of the encoding of pictures; a request is planned once all of its own
+//! are encoded.
+//!
 //! The next round is staged and queued before this one is read. What one round makes and the next needs is
 //! resident on the device, so nothing waits for the host.
 
 mod event;
+mod eyes;
 mod handle;
+mod media;
 mod metered;
 mod options;
+mod sight;
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use graph::{Bank, BankCounts, Digest, Digester, GatherTimes, How, Pending, Stream};
+use graph::{Bank, BankCounts, Digest, Digester, Emission, GatherTimes, How, Pending, Stream};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
 };
+use vision::{CacheCounts, ContentKey};
 
 pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
 pub use handle::{EngineThread, Handle, Hold, Ticket};
+#[doc(hidden)]
+pub use media::PictureFault;
 pub use metered::Metered;
 pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened, open_rank};
+pub use sight::Vision;
 
 use crate::bundle::{Bundle, BundleDigest};
+use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
-use crate::model::{Group, Picks, RoundShape};
+use crate::model::{Group, Picks, PictureRows, RoundShape};
 pub use crate::place::Place;
 use crate::ranks::{self, Order, Peer};
 use crate::reply::ReplyText;
-use crate::request::Submission;
+use crate::request::{Media, Submission};
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
+use eyes::{Eyes, Next, Ready};
+use media::{Features, Shown};
 use stage::Stage;
 
 /// What the end of collectives may take.
@@ -66,6 +79,10 @@ pub struct Engine {
     gone: Vec<RequestId>,
     /// The other rank, if there is one.
     peer: Option<Peer>,
+    /// The tower, if pictures are taken, here or by the rank that leads.
+    sees: Option<VisionConfig>,
+    /// What encodes them, on the rank that does.
+    eyes: Option<Eyes>,
     /// Why nothing more can be asked of it.
     broken: Option<String>,
 }
@@ -81,6 +98,10 @@ struct Live {
     ready: VecDeque<Token>,
     completion_tokens: u32,
     rounds: RoundCounts,
+    /// What its pictures mean for its rows, if it has any.
+    shown: Option<Shown>,
+    /// What the planner knows of it, or will.
+    request: planner::Request,
     events: Sink,
 }
 
@@ -106,7 +127,7 @@ pub enum Ran {
 pub enum Turn {
     /// There is nothing to do.
     Idle,
-    /// A round was queued; none was read.
+    /// A round was queued, or a part of an encoding; none was read.
     Queued,
     /// A round was read and settled.
     Settled(Box<Settled>),
@@ -152,8 +173,12 @@ pub struct Stats {
     pub tokens: u64,
     /// Lanes in use.
     pub lanes: usize,
-    /// Requests that wait.
+    /// Requests that wait, those whose pictures are being encoded included.
     pub waiting: usize,
+    /// Those alone.
+    pub encoding: usize,
+    /// Features of pictures: asked for, kept, let go.
+    pub pictures: CacheCounts,
     /// Free and all pages, over all classes.
     pub pages_free: u32,
     /// See `pages_free`.
@@ -168,25 +193,24 @@ pub struct Stats {
 
 impl Engine {
     /// Takes a request into the queue. What becomes of it is told through `events`.
-    pub fn submit(&mut self, id: RequestId, mut submission: Submission, events: impl Into<Sink>) {
-        let mut events = events.into();
-        if let Some(peer) = self.peer.as_ref().filter(|_| self.broken.is_none()) {
-            // Every rank draws from the same seed.
-            submission.sampling.settle_seed();
-            if let Err(error) = peer.submit(id, &submission) {
-                self.fail(&error);
-            }
+    pub fn submit(&mut self, id: RequestId, submission: Submission, events: impl Into<Sink>) {
+        if let Err(error) = self.take(id, submission, events.into()) {
+            self.fail(&error);
         }
+    }
+
+    /// Checks a request, and hands it to the planner, and to the other rank, unless its pictures must be encoded first.
+    fn take(&mut self, id: RequestId, mut submission: Submission, mut events: Sink) -> Result<(), Error> {
         if let Some(why) = &self.broken {
             tell(&mut events, Event::Failed(why.clone()));
-            return;
+            return Ok(());
         }
         if self.live.contains_key(&id) {
             tell(
                 &mut events,
                 Event::Refused(format!("request {} is under way already; give it another number", id.0)),
             );
-            return;
+            return Ok(());
         }
         let vocab = self.runner.model.config.vocab_size;
         let class = submission.class.0 as usize;
@@ -194,11 +218,12 @@ impl Engine {
         let checked = submission
             .check(vocab)
             .and_then(|()| context.ok_or_else(|| Error::Setting(format!("there is no cache class {class}"))));
-        let context = match checked {
-            Ok(context) => context,
+        let checked = checked.and_then(|context| Ok((context, self.shown(&submission)?)));
+        let (context, shown) = match checked {
+            Ok(checked) => checked,
             Err(error) => {
                 tell(&mut events, Event::Refused(error.to_string()));
-                return;
+                return Ok(());
             }
         };
         let prompt = submission.prompt.len() as u32;
@@ -209,8 +234,29 @@ impl Engine {
                  shorten one or raise --context"
             );
             tell(&mut events, Event::Refused(why));
-            return;
+            return Ok(());
         }
+        let mut request = planner::Request::text(id, prompt, max_tokens);
+        (request.class, request.image_bearing) = (submission.class, shown.is_some());
+        if let Some(eyes) = self.eyes.as_ref().filter(|_| shown.is_some()) {
+            // Nothing is encoded for a request that cannot run.
+            if let Some(why) = self.state.refuses(&request) {
+                tell(&mut events, Event::Refused(why.to_string()));
+                return Ok(());
+            }
+            let waiting = (self.state.waiting().len() + eyes.waiting()) as u32;
+            if waiting >= self.options.queue {
+                tell(&mut events, Event::Full { waiting });
+                return Ok(());
+            }
+        }
+        let media = std::mem::take(&mut submission.media);
+        let leads = self.peer.as_ref().is_some_and(Peer::leads);
+        let told = leads.then(|| {
+            // Every rank draws from the same seed.
+            submission.sampling.settle_seed();
+            Submission { media: media.clone(), ..submission.clone() }
+        });
         let own = if submission.ignore_eos { &[][..] } else { &self.stop_ids };
         let live = Live {
             sampling: submission.sampling.to_row(),
@@ -221,17 +267,165 @@ impl Engine {
             ready: VecDeque::new(),
             completion_tokens: 0,
             rounds: RoundCounts::default(),
+            shown,
+            request,
             events,
         };
         self.live.insert(id, live);
-        let mut request = planner::Request::text(id, prompt, max_tokens);
-        request.class = submission.class;
-        let effects = self.state.arrive(request);
-        self.tell(effects);
+        match &mut self.eyes {
+            Some(eyes) if !media.is_empty() => {
+                eyes.line_up(id, media, told);
+                Ok(())
+            }
+            _ if !media.is_empty() => self.attach(id, &media),
+            _ => self.arrive(id, told),
+        }
+    }
+
+    /// What the pictures of a request mean for its rows; nothing if it has none.
+    fn shown(&self, submission: &Submission) -> Result<Option<Shown>, Error> {
+        let tower = self.sees.as_ref().or(self.runner.model.config.vision.as_ref());
+        match (tower, submission.media.is_empty()) {
+            (None, true) => Ok(None),
+            (Some(tower), true) => media::no_placeholders(&submission.prompt, tower).map(|()| None),
+            (Some(tower), false) if self.sees.is_some() => {
+                let mut shown = Shown::new(submission, tower, self.eyes.as_ref().map(Eyes::most))?;
+                if let Some(fault) = self.options.picture_fault {
+                    shown.plant(fault);
+                }
+                Ok(Some(shown))
+            }
+            (_, false) => Err(Error::Prompt(format!(
+                "the request brings {} pictures, and this engine takes none; use a model with a vision tower, and leave \
+                 out --vision off",
+                submission.media.len()
+            ))),
+        }
+    }
+
+    /// Hands a request to the planner, here and on the other rank.
+    fn arrive(&mut self, id: RequestId, told: Option<Submission>) -> Result<(), Error> {
+        if let (Some(peer), Some(submission)) = (&self.peer, &told) {
+            peer.submit(id, submission)?;
+        }
+        if let Some(live) = self.live.get(&id) {
+            let effects = self.state.arrive(live.request);
+            self.tell(effects);
+        }
+        Ok(())
+    }
+
+    /// Queues what fits between two rounds of what pictures need, and hands requests whose pictures are encoded to the
+    /// planner. Whether anything was done.
+    fn see(&mut self) -> Result<bool, Error> {
+        let (mut rows, mut seen) = (0, false);
+        loop {
+            let Some(eyes) = self.eyes.as_mut().filter(|eyes| rows < eyes.stride()) else { return Ok(seen) };
+            match eyes.next(&self.runner.device, &self.runner.stream)? {
+                Next::Idle => return Ok(seen),
+                Next::Queued(step) => rows += step,
+                Next::Ready(ready) => self.send(ready)?,
+                Next::Lacks(id, why) => self.end(id, Event::Failed(why)),
+            }
+            seen = true;
+        }
+    }
+
+    /// Hands a request whose pictures are encoded to the planner, and all of it to the other rank.
+    fn send(&mut self, ready: Ready) -> Result<(), Error> {
+        let Ready { id, features, submission } = ready;
+        let mut sent = Vec::new();
+        if let (Some(peer), Some(submission)) = (&self.peer, &submission) {
+            peer.submit(id, submission)?;
+            for media in
+                media::distinct(&submission.media).filter(|media| self.attached(&media.key).is_none())
+            {
+                let at = submission.media.iter().position(|other| other.key == media.key);
+                sent.push(features[at.expect("one of them")].clone());
+            }
+        }
+        if submission.is_some() && !self.has_room(id, true)? {
+            return Ok(());
+        }
+        self.exchange(&sent, Emission::send)?;
+        if let Some(live) = self.live.get_mut(&id) {
+            live.features(features);
+        }
+        self.arrive(id, None)
+    }
+
+    /// Takes the features of a request from the rank that encoded them.
+    fn attach(&mut self, id: RequestId, media: &[Media]) -> Result<(), Error> {
+        let Some(tower) = &self.sees else { return Ok(()) };
+        let (mut all, mut come, mut here) = (HashMap::new(), Vec::new(), true);
+        for media in media::distinct(media) {
+            if let Some(features) = self.attached(&media.key) {
+                all.insert(media.key, features.clone());
+                continue;
+            }
+            let rows = media::rows_of(media, tower);
+            match self.runner.device.arena("picture features", rows * self.row_bytes()) {
+                Ok(arena) => {
+                    let features = Arc::new(Features { arena, rows });
+                    come.push(features.clone());
+                    all.insert(media.key, features);
+                }
+                Err(graph::Error::OutOfMemory { .. }) => here = false,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !self.has_room(id, here)? {
+            return Ok(());
+        }
+        self.exchange(&come, Emission::receive)?;
+        if let Some(live) = self.live.get_mut(&id) {
+            live.features(media.iter().map(|media| all[&media.key].clone()).collect());
+        }
+        self.arrive(id, None)
+    }
+
+    /// The features of a picture that a request in the planner needs: both ranks have the same, since requests come
+    /// and prompts end in the same order on both.
+    fn attached(&self, key: &ContentKey) -> Option<&Arc<Features>> {
+        self.live.values().find_map(|live| live.shown.as_ref()?.features_of(key))
+    }
+
+    /// Whether every rank has room for the features of a request; it ends if one has not.
+    fn has_room(&mut self, id: RequestId, here: bool) -> Result<bool, Error> {
+        let what = "room for the features of a picture";
+        let there = agreed(&mut self.peer, &self.runner.stream, what)(here)?;
+        if !there {
+            let why = "one of the ranks has no memory for the features of a picture; try again later, or start with a \
+                       smaller --memory";
+            self.end(id, Event::Failed(why.into()));
+        }
+        Ok(there)
+    }
+
+    /// Sends features to the other rank, or receives them, in order with rounds.
+    fn exchange(&self, features: &[Arc<Features>], way: Way) -> Result<(), Error> {
+        let communicator = self.runner.model.communicator.as_ref().filter(|_| !features.is_empty());
+        let Some(communicator) = communicator else { return Ok(()) };
+        let mut emission = Emission::new();
+        for Features { arena, rows } in features.iter().map(|features| &**features) {
+            way(&mut emission, communicator, arena.base(), rows * self.row_bytes())?;
+        }
+        let rooms: Vec<_> = features.iter().map(|features| features.arena.clone()).collect();
+        Ok(self.runner.stream.run(emission, &rooms)?)
+    }
+
+    /// Bytes of a row of features.
+    fn row_bytes(&self) -> usize {
+        self.runner.model.config.hidden_size * self.runner.model.element.bytes()
     }
 
     /// Calls a request off; nothing happens if it is over.
     pub fn cancel(&mut self, id: RequestId) {
+        if self.eyes.as_mut().is_some_and(|eyes| eyes.cancel(id)) {
+            // Neither the planner nor the other rank has heard of it.
+            self.finish(id, Reason::Cancelled);
+            return;
+        }
         if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.cancel(id)) {
             self.fail(&error);
         }
@@ -264,6 +458,7 @@ impl Engine {
         if let Some(why) = &self.broken {
             return Err(Error::Broken(why.clone()));
         }
+        let seen = self.see()?;
         let next = self.stage_next()?;
         let follows = self.peer.as_ref().is_some_and(|peer| !peer.leads());
         if next.is_some() || !self.flying.is_empty() || follows {
@@ -276,7 +471,9 @@ impl Engine {
                 return Ok(Turn::Queued);
             }
         }
-        let Some(mut flying) = self.flying.pop_front() else { return Ok(Turn::Idle) };
+        let Some(mut flying) = self.flying.pop_front() else {
+            return Ok(if seen { Turn::Queued } else { Turn::Idle });
+        };
         let outcomes = flying.read.take().map_or(Ok(Vec::new()), |pending| self.runner.take(pending))?;
         let traces = if self.options.trace { self.trace(&flying.round)? } else { Vec::new() };
         let Flying { round, how, .. } = flying;
@@ -307,6 +504,9 @@ impl Engine {
         if let Some(peer) = &mut self.peer {
             peer.settled(outcomes);
         }
+        if matches!(round.kind, planner::Kind::Prompt { last: true, .. }) {
+            self.prompted(round);
+        }
         let effects = settle(&mut self.state, round, &outcome);
         self.tell(effects);
         self.grow()
@@ -314,7 +514,8 @@ impl Engine {
 
     /// Whether no request waits or runs.
     pub fn is_idle(&self) -> bool {
-        self.state.is_idle() && self.flying.is_empty()
+        let waiting = self.eyes.as_ref().map_or(0, Eyes::waiting);
+        self.state.is_idle() && self.flying.is_empty() && waiting == 0
     }
 
     /// What the planner knows, for logs and tests.
@@ -372,6 +573,7 @@ impl Engine {
         let pools =
             (0..self.classes.len()).filter_map(|class| self.state.pool(planner::ClassId(class as u8)));
         let (free, total) = pools.fold((0, 0), |sum, pool| (sum.0 + pool.free, sum.1 + pool.total));
+        let encoding = self.eyes.as_ref().map_or(0, Eyes::waiting);
         Stats {
             rounds: self.counts.clone(),
             bank: self.bank.counts(),
@@ -379,7 +581,9 @@ impl Engine {
             graph_bytes: self.bank.bytes(),
             tokens: self.tokens,
             lanes: self.state.lanes().count(),
-            waiting: self.state.waiting().len(),
+            waiting: self.state.waiting().len() + encoding,
+            encoding,
+            pictures: self.eyes.as_ref().map(Eyes::counts).unwrap_or_default(),
             pages_free: free,
             pages_total: total,
             audits_failed: self.audits_failed,
@@ -390,6 +594,9 @@ impl Engine {
 
     /// Tells every request that it will not be finished, and why.
     pub(crate) fn fail_all(&mut self, why: &str) {
+        if let Some(eyes) = &mut self.eyes {
+            eyes.clear();
+        }
         for (_, mut live) in self.live.drain() {
             tell(&mut live.events, Event::Failed(why.to_owned()));
         }
@@ -419,7 +626,10 @@ impl Engine {
                     let equal = self.bank.audit(&self.runner.key(&shape), emitted, agreed)?;
                     self.audits_failed += u64::from(!equal);
                 }
-                self.runner.run_eager(&shape)?;
+                match self.pictures(&round) {
+                    (rows, _) if rows.is_empty() => self.runner.run_eager(&shape)?,
+                    (rows, rooms) => self.runner.run_pictures(&shape, &rows, &rooms)?,
+                }
                 Ran::Eager(reason_text(reason))
             }
         };
@@ -429,6 +639,26 @@ impl Engine {
         };
         count(&mut self.counts, how);
         Ok(Flying { round, how, read })
+    }
+
+    /// Which rows of a round take features, and the memory that these lie in.
+    fn pictures(&self, round: &Round) -> (Vec<PictureRows>, Vec<graph::Arena>) {
+        let planner::Kind::Prompt { .. } = round.kind else { return Default::default() };
+        let lane = &round.lanes[0];
+        let request = self.state.lane(lane.slot).map(|lane| lane.request().id);
+        let shown = request.and_then(|id| self.live.get(&id)?.shown.as_ref());
+        let piece = lane.before as usize..lane.after as usize;
+        shown.map_or_else(Default::default, |shown| shown.rows(piece, self.row_bytes()))
+    }
+
+    /// Lets go of the features of a prompt that is through.
+    fn prompted(&mut self, round: &Round) {
+        for rows in &round.lanes {
+            let request = self.state.lane(rows.slot).map(|lane| lane.request().id);
+            if let Some(live) = request.and_then(|id| self.live.get_mut(&id)) {
+                live.features(Vec::new());
+            }
+        }
     }
 
     /// What a round's outcomes mean for its lanes: accepted ids, and lanes that end with them.
@@ -464,21 +694,14 @@ impl Engine {
                         self.gone.push(request);
                     }
                 }
-                Effect::Finished { request, reason } => {
-                    let Some(mut live) = self.live.remove(&request) else { continue };
-                    let finished = Finished {
-                        reason: match reason {
-                            planner::Reason::Stop => Reason::Stop,
-                            planner::Reason::Length => Reason::Length,
-                            planner::Reason::Cancelled => Reason::Cancelled,
-                        },
-                        text: live.reply.finish(),
-                        prompt_tokens: live.prompt.len() as u32,
-                        completion_tokens: live.completion_tokens,
-                        rounds: live.rounds,
-                    };
-                    tell(&mut live.events, Event::Finished(finished));
-                }
+                Effect::Finished { request, reason } => self.finish(
+                    request,
+                    match reason {
+                        planner::Reason::Stop => Reason::Stop,
+                        planner::Reason::Length => Reason::Length,
+                        planner::Reason::Cancelled => Reason::Cancelled,
+                    },
+                ),
                 Effect::Refused { request, why } => self.end(request, Event::Refused(why.to_string())),
                 Effect::Full { request, waiting } => self.end(request, Event::Full { waiting }),
                 Effect::Failed { request, round, position, .. } => {
@@ -491,6 +714,18 @@ impl Engine {
                 Effect::Admitted { .. } | Effect::Freed { .. } => {}
             }
         }
+    }
+
+    fn finish(&mut self, request: RequestId, reason: Reason) {
+        let Some(mut live) = self.live.remove(&request) else { return };
+        let finished = Finished {
+            reason,
+            text: live.reply.finish(),
+            prompt_tokens: live.prompt.len() as u32,
+            completion_tokens: live.completion_tokens,
+            rounds: live.rounds,
+        };
+        tell(&mut live.events, Event::Finished(finished));
     }
 
     fn end(&mut self, request: RequestId, event: Event) {
@@ -570,7 +805,7 @@ impl Engine {
             let peer = self.peer.as_mut().filter(|peer| !peer.leads()).expect("there is a leader");
             match peer.order()? {
                 // The caller listens at the leader.
-                Order::Submit(id, submission) => self.submit(id, submission, Sink::new(|_| Ok(()))),
+                Order::Submit(id, submission) => self.take(id, submission, Sink::new(|_| Ok(())))?,
                 Order::Cancel(id) => self.cancel(id),
                 Order::Graphs(on) => self.set_graphs(on),
                 Order::Measure => drop(self.measure_gathers()?),
@@ -597,13 +832,13 @@ impl Engine {
     /// Lets go of the device, and ends collectives that have one for themselves: with the other rank, or, if something
     /// failed, by ending what waits for it.
     pub(crate) fn close(self) {
-        let Engine { bank, peer, runner, classes, slabs, .. } = self;
+        let Engine { bank, peer, runner, classes, slabs, eyes, live, .. } = self;
         // The other rank waits for this one's end, and the end of collectives for that of graphs.
         drop((bank, peer));
         let own = runner.model.communicator.clone().filter(|communicator| communicator.nccl().is_some());
         if own.is_some_and(|communicator| communicator.close(END).is_err()) {
             // Something runs on that nothing has ended. Memory goes when that ends, or with the process.
-            std::mem::forget((runner, classes, slabs));
+            std::mem::forget((runner, classes, slabs, eyes, live));
         }
     }
 
@@ -633,7 +868,17 @@ impl Engine {
     }
 }
 
+/// Which way features go between ranks.
+type Way = fn(&mut Emission, &graph::Communicator, graph::Ptr<u8>, usize) -> graph::Result<()>;
+
 impl Live {
+    /// Takes the features of its pictures, or lets go of them.
+    fn features(&mut self, features: Vec<Arc<Features>>) {
+        if let Some(shown) = &mut self.shown {
+            shown.features = features;
+        }
+    }
+
     /// What an outcome means for this request.
     fn judge(&mut self, outcome: &Outcome) -> LaneOutcome {
         let mut lane = LaneOutcome::default();
@@ -708,16 +953,39 @@ fn tell(events: &mut Sink, event: Event) {
     let _ = events.tell(event);
 }
 
+/// Encodes a picture, and gives its features to the other rank.
+fn first_picture(engine: &mut Engine) -> Result<graph::Arena, Error> {
+    let arena = engine.runner.device.arena("first picture", engine.row_bytes())?;
+    let stream = &engine.runner.stream;
+    let way: Way = match (&mut engine.eyes, &engine.sees) {
+        (Some(eyes), Some(config)) => {
+            eyes.warm(&arena, config.spatial_merge_size as u32, stream)?;
+            Emission::send
+        }
+        _ => Emission::receive,
+    };
+    engine.exchange(&[Arc::new(Features { arena: arena.clone(), rows: 1 })], way)?;
+    Ok(arena)
+}
+
 /// Runs one round of each kind on the first slab of every cache class, and captures its rounds of 1, 2, ...
 /// lanes, before any request is taken.
 fn warm(engine: &mut Engine) -> Result<(), Error> {
+    let picture = if engine.sees.is_some() { Some(first_picture(engine)?) } else { None };
     let (slabs, runner) = (&engine.slabs, &mut engine.runner);
     for lanes in slabs {
         runner.clear_slot(lanes, 0)?;
         for kind in [Kind::Prompt, Kind::Decode] {
             engine.stage.warm(lanes.number, kind, runner)?;
             let groups = [Group { lanes, rows: 1 }];
-            runner.run_eager(&RoundShape { kind, groups: &groups, picks: Picks::All })?;
+            let shape = RoundShape { kind, groups: &groups, picks: Picks::All };
+            match picture.as_ref().filter(|_| kind == Kind::Prompt) {
+                Some(room) => {
+                    let rows = [PictureRows { row: 0, rows: 1, features: room.base() }];
+                    runner.run_pictures(&shape, &rows, std::slice::from_ref(room))?;
+                }
+                None => runner.run_eager(&shape)?,
+            }
         }
         runner.outcomes(1)?;
         runner.clear_slot(lanes, 0)?;

@@ -167,6 +167,19 @@ impl MemoryPlan {
         self
     }
 
+    /// The plan with the features of pictures too: those that requests need, and those that are kept.
+    pub fn with_features(mut self, bytes: usize) -> MemoryPlan {
+        self.parts.push(Part {
+            label: "picture features",
+            bytes,
+            place: Place::Device,
+            time: Time::Running,
+            detail: "of pictures under way and seen before, at most".into(),
+            setting: "--vision",
+        });
+        self
+    }
+
     /// The most device memory that is taken at a time, in bytes.
     pub fn bytes(&self) -> usize {
         self.most(Place::Device).1
@@ -214,11 +227,16 @@ impl MemoryPlan {
 
     /// What makes the plan smaller at a time, the most first.
     fn helps(&self, time: Time, short: usize) -> String {
-        let mut parts: Vec<&Part> =
-            self.parts_at(Place::Device, time).filter(|part| !part.setting.is_empty()).collect();
-        parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
-        let help = |part: &Part| {
-            let how = match part.setting {
+        let mut parts: Vec<(&str, usize)> = Vec::new();
+        for part in self.parts_at(Place::Device, time).filter(|part| !part.setting.is_empty()) {
+            match parts.iter_mut().find(|(setting, _)| *setting == part.setting) {
+                Some((_, bytes)) => *bytes += part.bytes,
+                None => parts.push((part.setting, part.bytes)),
+            }
+        }
+        parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let help = |(setting, bytes): (&str, usize)| {
+            let how = match setting {
                 // Weights have one size on a device that runs one type.
                 "--dtype" => return None,
                 "--layers" => "fewer --layers",
@@ -226,11 +244,11 @@ impl MemoryPlan {
                 "--graphs" => "--graphs off",
                 "--lanes" => "fewer --lanes or a shorter --context",
                 "--memory" => "a smaller --memory or a shorter --context",
-                "--vision" => "no --vision",
+                "--vision" => "--vision off, or fewer patches",
                 other => other,
             };
-            let enough = if part.bytes >= short { "" } else { ", not enough alone" };
-            Some(format!("{how} (up to {}{enough})", Size(part.bytes)))
+            let enough = if bytes >= short { "" } else { ", not enough alone" };
+            Some(format!("{how} (up to {}{enough})", Size(bytes)))
         };
         let helps: Vec<String> = parts.into_iter().filter_map(help).collect();
         match helps.is_empty() {
@@ -316,7 +334,7 @@ mod tests {
         assert_eq!(with.bytes(), plan(200).bytes() + buffers);
         assert!(with.to_string().contains("pictures of up to 1000 patches (--vision)"), "{with}");
         let says = with.check(with.bytes() - 1).expect_err("one byte is short").to_string();
-        assert!(says.contains("no --vision"), "{says}");
+        assert!(says.contains("--vision off"), "{says}");
     }
 
     #[test]

@@ -33,6 +33,10 @@ pub enum Progress {
         /// What they belong to.
         what: &'static str,
     },
+    /// The model has a vision tower and pictures are not taken: why.
+    Blind(String),
+    /// This rank attaches pictures that rank 0 encodes.
+    Attaches,
     /// Dense projections become fp8 while they are read.
     Quantising,
     /// Weights were made, none read.
@@ -62,6 +66,8 @@ impl fmt::Display for Progress {
             Progress::Unused { tensors, bytes, what } => {
                 write!(f, "not used: {tensors} tensors of the {what}, {}", Size(*bytes as usize))
             }
+            Progress::Blind(why) => write!(f, "pictures are refused: {why}"),
+            Progress::Attaches => f.write_str("rank 0 has the vision tower; this rank attaches what it encodes"),
             Progress::Quantising => f.write_str(
                 "dense projections become fp8 (--dense fp8): answers change a little; `roundhouse check MODEL --dense \
                  fp8` measures by how much",

@@ -127,7 +127,7 @@ impl Stand {
                 (pair, Some(open(dir, &options, &mut told)?.engine))
             }
         };
-        let vocab = engine.runner().model.config.vocab_size as u32;
+        let vocab = engine.runner().model.config.text_ids() as u32;
         Ok(Stand { engine, alone, vocab })
     }
 

@@ -9,7 +9,6 @@
 //! depends on what comes before or after its picture, nor on where pieces are cut.
 
 mod emit;
-mod positions;
 mod scratch;
 
 use std::ops::Range;
@@ -22,7 +21,6 @@ use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::weights::{TowerWeights, WeightMemory};
 use emit::{Body, Emit};
-pub use positions::{Placeholders, Positions};
 pub use scratch::{TowerBuffers, TowerLimits};
 
 /// A picture or a video, cut into patches.

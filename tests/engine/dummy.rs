@@ -49,7 +49,7 @@ fn played(dir: &Path, seed: u64) -> Vec<Vec<u32>> {
     let opened = Opened::without_text(dir, form(), options.load).unwrap();
     let mut engine = open_opened(opened, &options, &mut |_| {}).unwrap().engine;
     let mut random = Random::new(3);
-    let schedules = (0..4).map(|_| Schedule::random(&mut random, 2048, 4, 100, 12));
+    let schedules = (0..4).map(|_| Schedule::random(&mut random, 2000, 4, 100, 12));
     let requests: Vec<Planned> = schedules
         .flat_map(|schedule| schedule.requests)
         .map(|planned| Planned { cancel: None, ..planned })

@@ -1,7 +1,9 @@
 //! The engine: many lanes in overlapped rounds, replayed from graphs, equal to eager byte for byte.
 
 mod dummy;
+mod features;
 mod memory;
+mod pictures;
 mod schedules;
 mod service;
 

@@ -7,7 +7,7 @@ use tests::churn::churn;
 
 use crate::{small, tight};
 
-const VOCAB: u32 = 1056;
+const VOCAB: u32 = 1009;
 
 fn schedule(random: &mut Random) -> Schedule {
     let mut schedule = Schedule::random(random, VOCAB, 9, 180, 14);

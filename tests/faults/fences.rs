@@ -19,6 +19,7 @@ fn requests() -> Schedule {
         sampling: SamplingOptions::default(),
         cancel: None,
         class: ClassId(0),
+        media: Vec::new(),
     };
     Schedule { requests: vec![request(ids(300, 3)), request(ids(9, 4))] }
 }

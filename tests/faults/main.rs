@@ -14,7 +14,7 @@ use runtime::engine::{Class, Engine, EngineOptions, open};
 use tests::fixture::{Fixture, Size, repository};
 
 const CHECKPOINT: &str = "tests/oracle/checkpoints/base_bf16";
-const VOCAB: u32 = 1056;
+const VOCAB: u32 = 1009;
 
 /// A small model whose selection is sparse from 20 visible positions on, with slots for a few lanes.
 fn fixture(slots: usize) -> Fixture {

@@ -6,10 +6,11 @@ use kernels::numerics::ElementType;
 use kernels::table::{Outcome, PromptRow};
 use runtime::checkpoint::Checkpoint;
 use runtime::model::PictureRows;
-use runtime::tower::{Placeholders, Positions, TowerLimits};
+use runtime::tower::TowerLimits;
 use tests::fixture::{Fixture, Lane};
 use tests::oracle::{Case, assert_close, rms_relative};
-use tests::tower::{Rig, items, prompts};
+use tests::tower::{Rig, items, media, prompts};
+use vision::{Positions, Span, Start, three_axis};
 
 use crate::{LOGIT_MARGIN, LOGITS, ROUTER_MARGIN, SELECT_MARGIN, one_lane};
 
@@ -18,28 +19,19 @@ struct Scene {
     fixture: Fixture,
     lane: Lane,
     prompt: Vec<PromptRow>,
-    placeholders: Vec<Placeholders>,
+    spans: Vec<Span>,
+    offset: i32,
     room: Arena,
 }
 
 /// Where the pictures of a case are in its prompt.
-fn placeholders(case: &Case) -> Vec<Placeholders> {
-    let checkpoint = Checkpoint::open(&case.checkpoint()).expect("a checkpoint");
-    let config = checkpoint.config.vision.as_ref().expect("a tower");
-    let (items, kind) = items(case);
-    let id = if kind == "video" { config.tokens.video } else { config.tokens.image };
-    let (ids, merge) = (case.input_ids(), config.spatial_merge_size as u32);
-    let (mut all, mut next) = (Vec::new(), 0);
-    for item in items {
-        for _ in 0..item.grid[0] {
-            let first = next + ids[next..].iter().position(|other| *other == id).expect("a placeholder");
-            let one = Placeholders::of_grid(item.grid, merge, [first]).next().expect("one");
-            next = first + one.count();
-            assert!(ids[first..next].iter().all(|other| *other == id), "{}", case.id());
-            all.push(one);
-        }
-    }
-    all
+fn spans(case: &Case) -> Vec<Span> {
+    media(case).into_iter().flat_map(|media| media.spans).collect()
+}
+
+/// The rotary positions of a case.
+fn positions(case: &Case) -> Positions {
+    three_axis(Start::default(), case.input_ids().len(), &spans(case)).expect("they fit")
 }
 
 impl Scene {
@@ -50,31 +42,31 @@ impl Scene {
         let mut rig = Rig::new(&device, &checkpoint, element, TowerLimits::of(256));
         let features = rig.tower.encode(&device, &rig.stream, items(case).0).expect("encoded");
         rig.stream.synchronize().expect("encoded");
-        let (ids, placeholders) = (case.input_ids(), placeholders(case));
-        let Positions { axes, .. } = Positions::new(ids.len(), &placeholders);
-        let prompt = ids.into_iter().zip(axes).map(|(id, axes)| PromptRow { id, axes }).collect();
+        let walk = positions(case);
+        let offset = walk.offset();
+        let rows = case.input_ids().into_iter().zip(walk.tokens);
+        let prompt = rows.map(|(id, position)| PromptRow { id, axes: position.axes() }).collect();
         let lane = fixture.lane(0);
-        Scene { fixture, lane, prompt, placeholders, room: features.arena }
+        Scene { fixture, lane, prompt, spans: spans(case), offset, room: features.arena }
     }
 
     /// Runs the prompt in pieces on a fresh lane: all logits.
     fn run(&mut self, piece: usize) -> Vec<f32> {
         self.lane = self.fixture.lane(0);
-        let offset = Positions::new(self.prompt.len(), &self.placeholders).offset;
-        self.fixture.runner.stage_rope_offset(&self.fixture.lanes, 0, offset).expect("staged");
+        self.fixture.runner.stage_rope_offset(&self.fixture.lanes, 0, self.offset).expect("staged");
         let config = &self.fixture.runner.model.config;
         let row = config.hidden_size * self.fixture.runner.model.element.bytes();
         let mut logits = Vec::new();
         for (number, rows) in self.prompt.chunks(piece).enumerate() {
             let (from, to) = (number * piece, number * piece + rows.len());
             let (mut pictures, mut before) = (Vec::new(), 0);
-            for one in &self.placeholders {
-                let (first, end) = (one.first.max(from), (one.first + one.count()).min(to));
+            for one in &self.spans {
+                let (first, end) = (one.first.max(from), (one.first + one.rows()).min(to));
                 if first < end {
                     let features = self.room.base().byte_add((before + first - one.first) * row);
                     pictures.push(PictureRows { row: first - from, rows: end - first, features });
                 }
-                before += one.count();
+                before += one.rows();
             }
             let rooms = [self.room.clone()];
             logits.extend(self.fixture.picture_prompt(&mut self.lane, rows, &pictures, &rooms));
@@ -86,14 +78,13 @@ impl Scene {
 #[test]
 fn positions_are_those_recorded() {
     for case in prompts() {
-        let ids = case.input_ids();
-        let Positions { axes, offset } = Positions::new(ids.len(), &placeholders(&case));
+        let walk = positions(&case);
         let recorded = case.indices("position_ids");
-        for (axis, recorded) in recorded.chunks(ids.len()).enumerate() {
-            let got: Vec<i64> = axes.iter().map(|axes| axes[axis].into()).collect();
+        for (axis, recorded) in recorded.chunks(walk.tokens.len()).enumerate() {
+            let got: Vec<i64> = walk.tokens.iter().map(|position| position.axes()[axis].into()).collect();
             assert_eq!(got, recorded, "{} axis {axis}", case.id());
         }
-        assert_eq!([i64::from(offset)], case.indices("rope_delta")[..], "{}", case.id());
+        assert_eq!([i64::from(walk.offset())], case.indices("rope_delta")[..], "{}", case.id());
     }
 }
 

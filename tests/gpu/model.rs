@@ -386,7 +386,7 @@ fn schedules_leave_the_same_with_graphs_and_without() {
         ..EngineOptions::default()
     };
     for (name, vocab, schedules) in
-        [("base_bf16", 1056, 12), ("quant_fp8_block", 336, 4), ("quant_nvfp4", 336, 4)]
+        [("base_bf16", 1009, 12), ("quant_fp8_block", 309, 4), ("quant_nvfp4", 309, 4)]
     {
         let dir = repository("tests/oracle/checkpoints").join(name);
         let engine = |graphs| {

@@ -20,12 +20,15 @@ use serde_json::Value;
 use tests::churn::churn;
 use tests::fixture::repository;
 use tests::luck::all_memory;
+use tests::sight::{among, text};
+use tests::tower::prompts;
 
 use crate::ranks::{ranks, say};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("two_ranks_are_one_in_every_format", formats),
     ("two_ranks_are_one_at_the_real_widths", real_widths),
+    ("two_ranks_see_what_one_sees", || pair("pictures", &repository(SMALL))),
     ("churn_captures_nothing_and_takes_no_memory", || pair("churn", &repository(SMALL))),
     ("a_capture_that_fails_on_one_rank_is_eager_on_both", || {
         pair("capture-0", &repository(SMALL));
@@ -108,6 +111,8 @@ pub(crate) fn child(case: &str, exchange: Exchange, rank: usize, port: &str) -> 
     match (case, rank) {
         ("one", 0) => two_are_one(dir, met),
         ("one", _) => follow(dir, &seen_whole(rank), met),
+        ("pictures", 0) => sees(dir, met),
+        ("pictures", _) => follow(dir, &tight(rank), met),
         ("churn", 0) => churns(dir, met),
         ("churn", _) => follow(dir, &churning(rank), met),
         ("capture-0" | "capture-1", _) => {
@@ -216,6 +221,7 @@ fn schedules(vocab: u32, cases: u32) -> Vec<Schedule> {
         sampling: SamplingOptions::default(),
         cancel: None,
         class: ClassId(0),
+        media: Vec::new(),
     };
     let lengths = [(2_040, 24), (2_051, 6), (2_052, 6), (2_053, 6), (2_112, 9), (17, 40)];
     let long = (0..).zip(lengths).map(|(index, (length, ids))| request(index, length, ids)).collect();
@@ -242,7 +248,7 @@ fn same(schedules: &[Schedule], two: &[Trail], one: &[Trail]) {
 
 fn two_are_one(dir: &Path, met: Met) {
     let mut pair = opened(dir, &seen_whole(0), met);
-    let schedules = schedules(pair.runner().model.config.vocab_size as u32, 40);
+    let schedules = schedules(pair.runner().model.config.text_ids() as u32, 40);
     let two = played(&mut pair, &schedules);
     let stats = pair.stats();
     end(pair);
@@ -252,6 +258,20 @@ fn two_are_one(dir: &Path, met: Met) {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     eprintln!("{name}: two ranks = one over {rounds} rounds: {}", stats.rounds);
     assert!(rounds > 1000 && stats.rounds.replayed > 700, "{}", stats.rounds);
+}
+
+/// Recorded pictures and clips, several at once, among text: features come over the wire of the collectives.
+fn sees(dir: &Path, met: Met) {
+    let mut requests: Vec<Planned> = prompts().iter().map(|case| among(case, 30, 40)).collect();
+    requests.extend([text(90, 1), requests[0].clone(), text(9, 2)]);
+    let schedules = [Schedule { requests }];
+    let mut pair = opened(dir, &tight(0), met);
+    let two = played(&mut pair, &schedules);
+    assert!(pair.stats().pictures.hits > 0, "{:?}", pair.stats().pictures);
+    end(pair);
+    let one = played(&mut alone(dir, &tight(0)), &schedules);
+    same(&schedules, &two, &one);
+    assert!(two[0].lives.iter().all(|life| life.end == "length"), "{}", two[0].lives[0].end);
 }
 
 fn churning(rank: usize) -> EngineOptions {
@@ -268,9 +288,9 @@ fn churning(rank: usize) -> EngineOptions {
 fn churns(dir: &Path, met: Met) {
     let mut pair = opened(dir, &churning(0), met);
     let device = pair.runner().device.clone();
-    churn(&mut pair, 1_000, 1056);
+    churn(&mut pair, 1_000, 1009);
     let (used, free, begun) = (device.used_bytes(), device.free_bytes(), Instant::now());
-    churn(&mut pair, 10_000, 1056);
+    churn(&mut pair, 10_000, 1009);
     eprintln!("10,000 rounds of two ranks in {:.1?}", begun.elapsed());
     let stats = pair.stats();
     assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
@@ -282,7 +302,7 @@ fn churns(dir: &Path, met: Met) {
 
 fn all_eager(dir: &Path, options: &EngineOptions, met: Met) {
     let mut pair = opened(dir, options, met);
-    let schedules = schedules(1056, 6).split_off(1);
+    let schedules = schedules(1009, 6).split_off(1);
     let two = played(&mut pair, &schedules);
     assert_eq!(pair.stats().graphs, 0);
     end(pair);
@@ -316,7 +336,7 @@ fn fails(mut pair: Engine) {
 /// More lanes than the first slab has are wanted, and one rank has no memory for them.
 fn waits(dir: &Path, met: Met) {
     let mut pair = opened(dir, &tight(0), met);
-    let mut schedules = schedules(1056, 4).split_off(1);
+    let mut schedules = schedules(1009, 4).split_off(1);
     schedules
         .iter_mut()
         .flat_map(|schedule| &mut schedule.requests)

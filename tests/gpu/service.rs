@@ -27,9 +27,9 @@ fn a_hundred_thousand_rounds_of_churn() {
     let dir = repository("tests/oracle/checkpoints/base_bf16");
     let mut engine = open(&dir, &options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}")).engine;
     let device = engine.runner().device.clone();
-    churn(&mut engine, 2_000, 1056);
+    churn(&mut engine, 2_000, 1009);
     let (used, free, resident) = (device.used_bytes(), device.free_bytes(), resident_bytes());
-    let widths = churn(&mut engine, 100_000, 1056);
+    let widths = churn(&mut engine, 100_000, 1009);
     let stats = engine.stats();
     assert_eq!((stats.bank.captured, stats.rounds.captured, stats.bank.first_sight), (16, 0, 0));
     assert_eq!((stats.lanes, stats.waiting, stats.pages_free), (0, 0, stats.pages_total));
@@ -72,6 +72,7 @@ fn the_real_shape_on_both_sides_of_its_budget() {
         sampling: SamplingOptions::default(),
         cancel: None,
         class: planner::ClassId(0),
+        media: Vec::new(),
     };
     let lengths = [(2_040, 24), (2_051, 6), (2_052, 6), (2_053, 6), (2_112, 9), (17, 40)];
     let schedule = Schedule {

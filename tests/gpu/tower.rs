@@ -7,6 +7,7 @@ use runtime::open::Load;
 use runtime::place::Place;
 use runtime::tower::TowerLimits;
 use tests::fixture::repository;
+use tests::sight::pictures_leave_the_same_bytes;
 use tests::tower::{self, Item, Rig, alone};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -15,6 +16,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "pictures_together_and_in_pieces_are_pictures_alone",
         pictures_together_and_in_pieces_are_pictures_alone,
     ),
+    ("pictures_through_the_engine_leave_the_same_bytes", || pictures_leave_the_same_bytes(Place::Cuda(0))),
     ("real_pictures_together_are_pictures_alone", real_pictures_together_are_pictures_alone),
     ("a_picture_of_2040_tokens_is_timed", a_picture_of_2040_tokens_is_timed),
 ];

@@ -1,7 +1,7 @@
 //! Turns: nobody is passed over, and the order of arrival does not reach the round key.
 
 use crate::device::{Fate, World, slab, small_limits};
-use planner::{ClassId, Group, Kind, LaneId, Limits, Request, RequestId};
+use planner::{ClassId, Group, Kind, LaneId, Limits, Request, RequestId, Verdict};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -41,6 +41,42 @@ proptest! {
                     prop_assert!(decodes - last < turn + 1, "{} last decoded {} rounds ago", lane.id(), decodes - last);
                 }
             }
+        }
+    }
+
+    /// While pictures decode, text lanes decode in graph rounds of their own, all of them together, every second round.
+    #[test]
+    fn text_lanes_stay_in_graphs_beside_pictures(
+        pictures in prop::collection::vec(any::<bool>(), 2..12),
+        ahead in 1..3usize,
+    ) {
+        let limits = Limits { round_rows: 64, audit: 0, ..roomy() };
+        let mut world = World::new(limits, &[slab(0, pictures.len() as u16)]);
+        for (at, image_bearing) in pictures.iter().enumerate() {
+            let text = Request::text(RequestId(at as u64), 5, 40);
+            world.arrive(Request { image_bearing: *image_bearing, ..text }, Fate::default());
+        }
+        let mut rounds = Vec::new();
+        loop {
+            let booked = world.book().map(|round| (round.kind, round.verdict, round.lanes.len()));
+            match booked {
+                Some((Kind::Decode, verdict, lanes)) => rounds.push((verdict, lanes)),
+                Some(_) => {}
+                None if world.settle() => {}
+                None => break,
+            }
+            while world.booked.len() >= ahead {
+                world.settle();
+            }
+        }
+        let graph = |(verdict, _): &(Verdict, usize)| *verdict == Verdict::Graph;
+        let texts = pictures.iter().filter(|picture| !**picture).count();
+        let full = rounds.iter().position(|round| graph(round) && round.1 == texts);
+        prop_assert_eq!(full.is_some(), texts > 0, "{:?}", rounds);
+        // No two rounds of pictures follow each other while text has ids to make.
+        let last = rounds.iter().rposition(graph).unwrap_or(0);
+        for pair in rounds[full.unwrap_or(last)..=last.min(rounds.len() - 1)].windows(2) {
+            prop_assert!(pair.iter().any(graph), "{rounds:?}");
         }
     }
 

@@ -3,6 +3,7 @@
 mod engine;
 mod life;
 mod meet;
+mod pictures;
 mod wire;
 
 use std::io::{ErrorKind, Read, Write};

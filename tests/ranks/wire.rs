@@ -1,11 +1,14 @@
 //! Messages to bytes and back: exact, tolerant where it is promised, and bounded whatever comes.
 
+use std::sync::Arc;
+
 use planner::ClassId;
 use proptest::prelude::*;
 use runtime::ranks::wire::{Frames, HEADER, MAJOR, MAX_PAYLOAD, WireError, checksum, encode};
 use runtime::ranks::{Command, Hello, How, Message, Settings};
-use runtime::request::Submission;
+use runtime::request::{Media, Submission};
 use runtime::sampling::SamplingOptions;
+use vision::{ContentKey, Grid, Patches, Span};
 
 use crate::hello;
 
@@ -54,6 +57,7 @@ fn samples() -> Vec<Message> {
         stop: vec!["\u{1F600}\0".into()],
         ignore_eos: true,
         class: ClassId(255),
+        media: vec![shown(3, vec![(0, 7, 8, 9, u32::MAX)])],
     };
     vec![
         Message::Hello(hello(1)),
@@ -107,11 +111,25 @@ fn sampling() -> impl Strategy<Value = SamplingOptions> {
     )
 }
 
+/// A picture as it travels: without pixels.
+fn shown(seed: u8, spans: Vec<(usize, usize, usize, u32, u32)>) -> Media {
+    let grid = Grid { pairs: seed.into(), height: 2, width: u32::MAX };
+    let span = |(medium, row, first, height, width)| Span { medium, row, first, height, width };
+    Media {
+        patches: Arc::new(Patches { grid, bytes: Vec::new() }),
+        spans: spans.into_iter().map(span).collect(),
+        key: ContentKey([seed; 16]),
+    }
+}
+
 fn submission() -> impl Strategy<Value = Submission> {
     let ids = || prop::collection::vec(any::<u32>(), 0..20);
     let stop = prop::collection::vec(text(), 0..3);
-    (ids(), any::<Option<u32>>(), sampling(), ids(), stop, any::<bool>(), any::<u8>()).prop_map(
-        |(prompt, max_tokens, sampling, stop_ids, stop, ignore_eos, class)| Submission {
+    let spans = prop::collection::vec(any::<(usize, usize, usize, u32, u32)>(), 0..3);
+    let media = prop::collection::vec((any::<u8>(), spans), 0..3);
+    let media = media.prop_map(|all| all.into_iter().map(|(seed, spans)| shown(seed, spans)).collect());
+    (ids(), any::<Option<u32>>(), sampling(), ids(), stop, any::<bool>(), any::<u8>(), media).prop_map(
+        |(prompt, max_tokens, sampling, stop_ids, stop, ignore_eos, class, media)| Submission {
             prompt,
             max_tokens,
             sampling,
@@ -119,6 +137,7 @@ fn submission() -> impl Strategy<Value = Submission> {
             stop,
             ignore_eos,
             class: ClassId(class),
+            media,
         },
     )
 }
@@ -237,7 +256,8 @@ fn an_older_message_takes_defaults() {
         r#"{"Hello":{"version":[1,0],"binary":"b","architecture":"host","rank":1,"ranks":2,"settings":[["a","1"]]}}"#,
     );
     let settings = Settings::default().with("a", 1);
-    assert_eq!(older, Message::Hello(Hello::new(1, 2, "b", "host", settings)));
+    let expected = Hello { version: (1, 0), ..Hello::new(1, 2, "b", "host", settings) };
+    assert_eq!(older, Message::Hello(expected));
 }
 
 #[test]
@@ -264,6 +284,27 @@ fn a_newer_minor_may_say_more() {
     // A message of an unknown kind cannot be ignored: what it asks for would not be done.
     let refused = decode(&frame(br#"{"Sing":{}}"#)).expect_err("unknown");
     assert!(refused.to_string().contains("Sing"), "{refused}");
+}
+
+/// All of a picture but its pixels; a message from before there were pictures has none.
+#[test]
+fn pictures_travel_without_pixels() {
+    let case = tests::tower::prompts().into_iter().find(|case| case.id().ends_with("video_one"));
+    let case = case.expect("a case");
+    let media = tests::tower::media(&case);
+    let submission = Submission { media: media.clone(), ..Submission::new(case.input_ids()) };
+    let message = Message::Command(Command::Submit { id: 1, submission: submission.clone() });
+    let bytes = encode(&message).expect("fits");
+    assert!(bytes.len() < media[0].patches.bytes.len());
+    let without = |media: &Media| Media {
+        patches: Arc::new(Patches { bytes: Vec::new(), ..(*media.patches).clone() }),
+        ..media.clone()
+    };
+    let expected = Submission { media: media.iter().map(without).collect(), ..submission };
+    assert_eq!(decode(&bytes), Ok(Some(Message::Command(Command::Submit { id: 1, submission: expected }))));
+    let older = parse(r#"{"Command":{"Submit":{"id":7,"submission":{"prompt":[1,2]}}}}"#);
+    let submission = Submission::new(vec![1, 2]);
+    assert_eq!(older, Message::Command(Command::Submit { id: 7, submission }));
 }
 
 #[test]

@@ -9,5 +9,6 @@ pub mod listed;
 pub mod luck;
 pub mod mirror;
 pub mod oracle;
+pub mod sight;
 pub mod snap;
 pub mod tower;

@@ -13,7 +13,7 @@ use runtime::weights::TablePlace;
 use crate::fixture::repository;
 
 const CHECKPOINT: &str = "tests/oracle/checkpoints/base_bf16";
-const VOCAB: u32 = 1056;
+const VOCAB: u32 = 1009;
 
 fn engine(options: &EngineOptions) -> Engine {
     open_in(CHECKPOINT, options).unwrap_or_else(|error| panic!("{error}"))
@@ -193,7 +193,8 @@ pub fn all_memory(device: &Device) -> Vec<Arena> {
 /// are as ever.
 pub fn more_lanes_find_no_memory(place: Place) {
     let options = traced(place);
-    let opened = Opened::new(&repository(CHECKPOINT), place.form(options.element, options.table));
+    let folder = repository(CHECKPOINT);
+    let opened = Opened::new(&folder, options.form(&folder).expect("a folder"));
     let needed = memory_plan(&opened.expect("a model"), &options).expect("a plan").bytes();
     let options = EngineOptions { host_memory: needed + (64 << 10), queue: 8, ..options };
     let schedule = schedule(11, 6);

@@ -2,6 +2,7 @@
 //! either device.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use graph::{Arena, Device, Stream};
 use half::bf16;
@@ -9,8 +10,10 @@ use kernels::numerics::{Element, ElementType};
 use kernels::weight::Order;
 use runtime::checkpoint::Checkpoint;
 use runtime::open::{Load, Opened};
+use runtime::request::Media;
 use runtime::tower::{Patches, Stage, Tower, TowerLimits};
 use runtime::weights::{Loaded, WeightForm, WeightPlan};
+use vision::{ContentKey, Grid, Span};
 
 use crate::fixture::repository;
 use crate::oracle::{Case, cases, rms_relative};
@@ -141,6 +144,41 @@ pub fn items(case: &Case) -> (Vec<Item>, &'static str) {
         Patches { bytes: bytes(&made.tensor("pixel_u8").values), grid }
     });
     (items.collect(), "image")
+}
+
+/// The same as a request brings them, with where they are in the prompt.
+pub fn media(case: &Case) -> Vec<Media> {
+    let checkpoint = Checkpoint::open(&case.checkpoint()).expect("a checkpoint");
+    let config = checkpoint.config.vision.as_ref().expect("a tower");
+    let (items, kind) = items(case);
+    let id = if kind == "video" { config.tokens.video } else { config.tokens.image };
+    let (ids, merge, mut next) = (case.input_ids(), config.spatial_merge_size as u32, 0);
+    let one = |(medium, item): (usize, Item)| {
+        let [pairs, height, width] = item.grid;
+        let span = |pair| {
+            let first = next + ids[next..].iter().position(|other| *other == id).expect("a placeholder");
+            let mut span = Span { medium, row: 0, first, height: height / merge, width: width / merge };
+            span.row = pair * span.rows();
+            next = first + span.rows();
+            assert!(ids[first..next].iter().all(|other| *other == id), "{}", case.id());
+            span
+        };
+        let spans = (0..pairs as usize).map(span).collect();
+        picture(item, spans)
+    };
+    items.into_iter().enumerate().map(one).collect()
+}
+
+/// A picture or a clip as a request brings it.
+pub fn picture(item: Item, spans: Vec<Span>) -> Media {
+    let [pairs, height, width] = item.grid;
+    let mut digest = graph::Digester::new();
+    for size in item.grid {
+        digest.number(size.into());
+    }
+    let key = digest.bytes(&item.bytes).finish().0.to_le_bytes();
+    let patches = vision::Patches { grid: Grid { pairs, height, width }, bytes: item.bytes };
+    Media { patches: Arc::new(patches), spans, key: ContentKey(key) }
 }
 
 /// The cases with pictures or clips.

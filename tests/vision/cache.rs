@@ -22,30 +22,48 @@ fn rows(number: u8, length: usize) -> Arc<[bf16]> {
 fn a_b_a_and_other_content() {
     let mut cache = FeatureCache::new(100);
     assert_eq!(cache.get(&key(1)), None);
-    cache.insert(key(1), rows(1, 10));
+    cache.insert(key(1), rows(1, 10), 2 * 10);
     assert_eq!(cache.get(&key(1)), Some(rows(1, 10)));
     assert_eq!(cache.get(&key(2)), None);
-    cache.insert(key(2), rows(2, 10));
+    cache.insert(key(2), rows(2, 10), 2 * 10);
     assert_eq!(cache.get(&key(1)), Some(rows(1, 10)));
     let counts = CacheCounts { hits: 2, misses: 2, evictions: 0, entries: 2, bytes: 40 };
     assert_eq!(cache.counts(), counts);
     // The one that was asked for longest ago goes.
-    cache.insert(key(3), rows(3, 40));
+    cache.insert(key(3), rows(3, 40), 2 * 40);
     assert_eq!(cache.get(&key(2)), None);
     assert_eq!(cache.get(&key(1)), Some(rows(1, 10)));
     assert_eq!(cache.counts().evictions, 1);
     // Larger than all of it: not kept, and nothing goes for it.
-    cache.insert(key(4), rows(4, 51));
+    cache.insert(key(4), rows(4, 51), 2 * 51);
     assert_eq!(cache.get(&key(4)), None);
     assert_eq!(cache.counts().entries, 2);
 }
 
 #[test]
 fn no_budget_keeps_nothing() {
-    let mut cache = FeatureCache::new(0);
-    cache.insert(key(1), rows(1, 1));
+    let mut cache: FeatureCache<[bf16]> = FeatureCache::new(0);
+    cache.insert(key(1), rows(1, 1), 2);
     assert_eq!(cache.get(&key(1)), None);
     assert_eq!(cache.counts().bytes, 0);
+}
+
+/// What a request still needs neither goes nor is forgotten, and what would not fit beside it drives nothing out.
+#[test]
+fn what_somebody_holds_stays() {
+    let mut cache = FeatureCache::new(100);
+    cache.insert(key(1), rows(1, 20), 40);
+    let held = cache.get(&key(1));
+    cache.insert(key(2), rows(2, 20), 40);
+    assert_eq!((cache.held(), cache.make_room(61)), (40, false));
+    assert_eq!(cache.counts().entries, 2);
+    // The other one is younger, and goes.
+    assert!(cache.make_room(60));
+    assert_eq!((cache.get(&key(1)), cache.get(&key(2))), (held.clone(), None));
+    assert!(!cache.evict());
+    drop(held);
+    assert!(cache.make_room(100) && !cache.evict());
+    assert_eq!((cache.counts().bytes, cache.counts().evictions), (0, 2));
 }
 
 proptest! {
@@ -69,7 +87,7 @@ proptest! {
                         evictions += 1;
                     }
                 }
-                cache.insert(key(number), rows(number, length));
+                cache.insert(key(number), rows(number, length), 2 * length);
             } else {
                 let expected = at.map(|at| {
                     let entry = list.remove(at);

@@ -30,6 +30,11 @@ impl Position {
     pub fn text(at: i32) -> Position {
         Position { time: at, row: at, column: at }
     }
+
+    /// Time, row and column.
+    pub fn axes(self) -> [i32; 3] {
+        [self.time, self.row, self.column]
+    }
 }
 
 /// Where a walk begins.

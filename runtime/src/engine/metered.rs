@@ -27,6 +27,7 @@ impl Engine {
 
     fn take_metered_turn(&mut self) -> Result<Option<Metered>, Error> {
         let start = Instant::now();
+        self.see()?;
         let next = self.stage_next()?;
         if next.is_some() || !self.flying.is_empty() {
             self.in_step(next.as_ref())?;

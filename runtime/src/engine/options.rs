@@ -8,8 +8,12 @@ use graph::{Bank, Exchange, Planted};
 use kernels::numerics::ElementType;
 use planner::{ClassId, Limits, Slab, State};
 
+use super::eyes::Eyes;
+use super::media::{Most, PictureFault};
+use super::sight::{Look, Vision};
 use super::{Engine, RoundCounts, warm};
 use crate::chat::ChatTemplate;
+use crate::config::{ModelConfig, VisionConfig};
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::memory::{ClassPlan, GraphPlan, MemoryPlan};
@@ -21,6 +25,7 @@ use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
 use crate::share::Share;
 use crate::tokenizer::Tokenizer;
+use crate::tower::{Tower, TowerLimits, patch_bytes};
 use crate::weights::{TablePlace, WeightForm};
 
 /// Positions of the longest context, unless asked otherwise or the model has fewer.
@@ -31,6 +36,8 @@ const LANES: u16 = 16;
 const SLAB_LANES: u16 = planner::GRAPH_ROWS as u16;
 /// Memory for pages on the host device, unless asked otherwise.
 const PAGE_BYTES: u64 = 256 << 20;
+/// Memory for the features of pictures on the host device and on a CUDA device, unless asked otherwise.
+const FEATURE_BYTES: [usize; 2] = [32 << 20, 512 << 20];
 
 /// The settings of an engine.
 #[derive(Clone, Debug)]
@@ -55,6 +62,11 @@ pub struct EngineOptions {
     /// as far as they fit 256 MiB on the host device, or nine tenths of what else is free on a CUDA device; what the
     /// longest context takes at least.
     pub page_memory: Option<u64>,
+    /// Whether pictures are taken.
+    pub vision: Vision,
+    /// Bytes for the features of pictures, those that requests need and those that are kept in case a picture comes
+    /// again. None: 32 MiB on the host device, 512 MiB on a CUDA device.
+    pub feature_bytes: Option<usize>,
     /// Lanes of a slab: what is made at start, and each time that more are needed.
     pub slab_lanes: u16,
     /// Rows of the longest prompt piece, a multiple of 64.
@@ -78,6 +90,9 @@ pub struct EngineOptions {
     /// Plants a fault, for the suite that proves that tests catch it: changes every round key.
     #[doc(hidden)]
     pub key_fault: Option<fn(&mut graph::Key)>,
+    /// Plants a fault in what pictures mean for rows.
+    #[doc(hidden)]
+    pub picture_fault: Option<PictureFault>,
     /// Plants a fault in the device, once its weights are read.
     #[doc(hidden)]
     pub planted: Option<Planted>,
@@ -106,6 +121,8 @@ impl Default for EngineOptions {
             exchange: Exchange::Auto,
             classes: vec![Class::default()],
             page_memory: None,
+            vision: Vision::default(),
+            feature_bytes: None,
             slab_lanes: SLAB_LANES,
             piece_rows: 512,
             decode_share: 4,
@@ -117,6 +134,7 @@ impl Default for EngineOptions {
             poison: false,
             host_memory: HostOptions::default().memory_bytes,
             key_fault: None,
+            picture_fault: None,
             planted: None,
         }
     }
@@ -134,12 +152,35 @@ impl EngineOptions {
         class.lanes.min(self.slab_lanes)
     }
 
+    /// Bytes for the features of pictures, where they are taken.
+    fn features(&self) -> usize {
+        self.feature_bytes.unwrap_or(FEATURE_BYTES[usize::from(self.place != Place::Host)])
+    }
+
     /// A folder with all that these settings ask of one.
     fn opened(&self, dir: &Path, form: WeightForm) -> Result<Opened, Error> {
         match self.text {
             true => Opened::with(dir, form, self.load),
             false => Opened::without_text(dir, form, self.load),
         }
+    }
+
+    /// The form that an engine with these settings gives the weights of a model, with its vision tower if it takes
+    /// pictures.
+    ///
+    /// # Errors
+    /// As [`open`], of what its folder says of pictures.
+    pub fn form(&self, dir: &Path) -> Result<WeightForm, Error> {
+        Ok(self.form_of(self.look(dir)?.seen().is_some()))
+    }
+
+    fn form_of(&self, vision: bool) -> WeightForm {
+        WeightForm { vision, ..self.place.form(self.element, self.table) }
+    }
+
+    /// Whether the model of a folder sees. One whose settings cannot be read is refused by who reads all of it.
+    fn look(&self, dir: &Path) -> Result<Look, Error> {
+        ModelConfig::open(dir).map_or(Ok(Look::Blind(None)), |config| Look::at(dir, &config, self))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -168,11 +209,25 @@ struct Sizes {
     /// The layout of each class.
     layouts: Vec<Arc<LaneLayout>>,
     limits: RoundLimits,
+    eyes: Option<EyeSizes>,
+}
+
+/// The sizes of what pictures need.
+struct EyeSizes {
+    /// The tower and how much it takes, on the rank that has it.
+    tower: Option<(VisionConfig, TowerLimits)>,
+    /// Bytes of features.
+    features: usize,
 }
 
 impl Sizes {
     /// Sizes for a device with `free` bytes, all of them for this model; none: for the host's.
-    fn new(opened: &Opened, options: &EngineOptions, free: Option<usize>) -> Result<Sizes, Error> {
+    fn new(
+        opened: &Opened,
+        options: &EngineOptions,
+        look: &Look,
+        free: Option<usize>,
+    ) -> Result<Sizes, Error> {
         options.check()?;
         let mut options = options.clone();
         let (mut layouts, mut open) = (Vec::new(), Vec::new());
@@ -200,7 +255,11 @@ impl Sizes {
             context,
             edits: rows / 64 + picked,
         };
-        let mut sizes = Sizes { options, layouts, limits };
+        let eyes = look.seen().map(|seen| EyeSizes {
+            tower: opened.weights.form().vision.then(|| (seen.tower.clone(), seen.limits)),
+            features: options.features(),
+        });
+        let mut sizes = Sizes { options, layouts, limits, eyes };
         let spare = free.map(|free| free.saturating_sub(sizes.memory_plan(opened).bytes()) as u64);
         for &at in &open {
             let (class, layout) = (&mut sizes.options.classes[at], &sizes.layouts[at]);
@@ -226,7 +285,13 @@ impl Sizes {
             bytes: if self.options.graphs { self.options.graph_bytes } else { 0 },
             on_device: self.options.place != Place::Host,
         };
-        MemoryPlan::new(opened, &classes, self.limits, graphs)
+        let plan = MemoryPlan::new(opened, &classes, self.limits, graphs);
+        let Some(EyeSizes { tower, features }) = &self.eyes else { return plan };
+        let plan = match tower {
+            Some((config, limits)) => plan.with_tower(config, self.options.element, *limits),
+            None => plan,
+        };
+        plan.with_features(*features)
     }
 }
 
@@ -247,12 +312,22 @@ fn pages(layout: &LaneLayout, lanes: u16, memory: u64) -> Result<u32, Error> {
     }
 }
 
-/// What a model would take in memory with these settings; no weight is read.
+/// What a model would take in memory with these settings; no weight is read. Of pictures it speaks if the form of the
+/// weights has the tower: see [`EngineOptions::form`].
 ///
 /// # Errors
 /// A setting cannot be honoured.
 pub fn memory_plan(opened: &Opened, options: &EngineOptions) -> Result<MemoryPlan, Error> {
-    Ok(Sizes::new(opened, options, None)?.memory_plan(opened))
+    let look = look_of(opened, options)?;
+    Ok(Sizes::new(opened, options, &look, None)?.memory_plan(opened))
+}
+
+/// Whether a model sees whose form was chosen already.
+fn look_of(opened: &Opened, options: &EngineOptions) -> Result<Look, Error> {
+    match opened.weights.form().vision {
+        true => Look::at(opened.checkpoint.dir(), opened.weights.config(), options),
+        false => Ok(Look::Blind(None)),
+    }
 }
 
 /// An engine with what turns text into ids and back.
@@ -277,8 +352,7 @@ pub fn open(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    let form = options.place.form(options.element, options.table);
-    open_opened(options.opened(dir, form)?, options, progress)
+    open_share(dir, options, &mut None, progress)
 }
 
 /// As [`open`], one rank of two: its share of the model.
@@ -307,11 +381,21 @@ fn open_share(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
     let share = rank.as_ref().map_or(Ok(Share::WHOLE), Rank::share)?;
-    let form = WeightForm { share, ..options.place.form(options.element, options.table) };
-    open_any(options.opened(dir, form)?, options, rank, progress)
+    let mut look = options.look(dir)?;
+    let mut tower = look.seen().is_some();
+    if let Some(Rank { peer, .. }) = rank {
+        // Rank 0 alone has the tower; the other one attaches what it encodes, and has memory for that.
+        if peer.least("whether pictures are taken", tower.into())? == 0 && tower {
+            look = Look::Blind(Some("the other rank takes no pictures".into()));
+            tower = false;
+        }
+        tower &= peer.leads();
+    }
+    let form = WeightForm { share, ..options.form_of(tower) };
+    open_any(options.opened(dir, form)?, options, look, rank, progress)
 }
 
-/// As [`open`], of a folder whose files were checked.
+/// As [`open`], of a folder whose files were checked. It takes pictures only if the form of its weights has the tower.
 ///
 /// # Errors
 /// As [`open`].
@@ -320,12 +404,14 @@ pub fn open_opened(
     options: &EngineOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
-    open_any(opened, options, &mut None, progress)
+    let look = look_of(&opened, options)?;
+    open_any(opened, options, look, &mut None, progress)
 }
 
 fn open_any(
     opened: Opened,
     options: &EngineOptions,
+    look: Look,
     rank: &mut Option<Rank>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<OpenEngine, Error> {
@@ -339,7 +425,7 @@ fn open_any(
         }
     }
     let free = (options.place != Place::Host).then(|| device.free_bytes());
-    let mut sizes = Sizes::new(&opened, options, free)?;
+    let mut sizes = Sizes::new(&opened, options, &look, free)?;
     if let Some(rank) = rank {
         // Devices have different amounts of memory free, and both ranks give out the same pages.
         for class in &mut sizes.options.classes {
@@ -347,10 +433,15 @@ fn open_any(
         }
     }
     opened.unused().into_iter().for_each(&mut *progress);
+    match &look {
+        Look::Blind(Some(why)) => progress(Progress::Blind(why.clone())),
+        Look::Sees(_) if !opened.weights.form().vision => progress(Progress::Attaches),
+        Look::Sees(_) | Look::Blind(None) => {}
+    }
     let plan = sizes.memory_plan(&opened);
     progress(Progress::Plan(plan.clone()));
     plan.check(device.free_bytes())?;
-    let Sizes { options, layouts, limits } = sizes;
+    let Sizes { options, layouts, limits, eyes } = sizes;
 
     let state = State::new(
         Limits {
@@ -382,6 +473,20 @@ fn open_any(
         model.communicator = Some(communicator);
         peer
     });
+    let eyes = match eyes {
+        Some(EyeSizes { tower: Some((config, limits)), features }) => {
+            let tower = model.weights.tower.as_ref().expect("a form with a tower has its weights");
+            let tower = Tower::new(&device, &config, model.element, tower, &weights, limits)?;
+            let most = Most {
+                patches: tower.limits.patches,
+                features,
+                patch_bytes: patch_bytes(&config),
+                row_bytes: tower.feature_bytes(1),
+            };
+            Some(Eyes::new(tower, most))
+        }
+        _ => None,
+    };
     let (mut classes, mut slabs) = (Vec::new(), Vec::new());
     for (number, (class, layout)) in options.classes.iter().zip(layouts).enumerate() {
         let pool = PagePool::new(&device, &layout, class.pages as usize)?;
@@ -407,13 +512,18 @@ fn open_any(
         slabs_refused: 0,
         gone: Vec::new(),
         peer,
+        sees: look.seen().map(|seen| seen.tower.clone()),
+        eyes,
         broken: None,
         options,
     };
     engine.runner.plant_key_fault(engine.options.key_fault);
     device.plant(engine.options.planted);
     match warm(&mut engine) {
-        Ok(()) => Ok(OpenEngine { engine, tokenizer, chat, sight: None }),
+        Ok(()) => {
+            let sight = look.seen().map(|seen| Arc::new(seen.sight.clone()));
+            Ok(OpenEngine { engine, tokenizer, chat, sight })
+        }
         Err(error) => {
             engine.fail(&error);
             engine.close();
@@ -432,7 +542,8 @@ mod tests {
     fn pages_for(options: &EngineOptions, free: usize) -> (Vec<u32>, bool) {
         let form = options.place.form(options.element, options.table);
         let opened = Opened::with(Path::new(TINY), form, options.load).expect("the model opens");
-        let sizes = Sizes::new(&opened, options, Some(free)).expect("the sizes are good");
+        let blind = Look::Blind(None);
+        let sizes = Sizes::new(&opened, options, &blind, Some(free)).expect("the sizes are good");
         let fits = sizes.memory_plan(&opened).check(free).is_ok();
         (sizes.options.classes.iter().map(|class| class.pages).collect(), fits)
     }

@@ -34,6 +34,10 @@ impl Stage {
             runner.clear_slot(lanes, slot)?;
             if let Some(live) = live.get(&admit.request) {
                 runner.stage_biases(lanes, slot, &live.biases)?;
+                // Of a slot that was cleared it is 0.
+                if let Some(shown) = &live.shown {
+                    runner.stage_rope_offset(lanes, slot, shown.offset)?;
+                }
             }
         }
         self.fill(round, state, live);
@@ -61,7 +65,11 @@ impl Stage {
             self.sampling.resize(self.rows.len(), sampling);
             if let (planner::Kind::Prompt { .. }, Some(live)) = (round.kind, live) {
                 let ids = &live.prompt[lane.before as usize..lane.after as usize];
-                let row = |(position, &id): (u32, &u32)| PromptRow { id, axes: [position as i32; 3] };
+                let axes = |position: u32| match &live.shown {
+                    Some(shown) => shown.axes(position as usize),
+                    None => [position as i32; 3],
+                };
+                let row = |(position, &id): (u32, &u32)| PromptRow { id, axes: axes(position) };
                 self.prompt.extend((lane.before..).zip(ids).map(row));
             }
         }

@@ -25,8 +25,8 @@ pub(super) struct SubmissionForm {
     ignore_eos: bool,
     #[serde(default = "first_class", with = "ClassForm")]
     class: ClassId,
-    /// Rank 0 alone encodes pictures.
-    #[serde(skip)]
+    /// Without pixels: rank 0 alone encodes pictures.
+    #[serde(default, with = "pictures")]
     media: Vec<Media>,
 }
 
@@ -69,6 +69,48 @@ mod bits {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
         u32::deserialize(from).map(f32::from_bits)
+    }
+}
+
+/// A picture or a clip: what it is, and where its rows stand.
+#[derive(Serialize, Deserialize)]
+struct Picture {
+    key: [u8; 16],
+    /// Pairs of frames, lines and columns, in patches.
+    grid: [u32; 3],
+    /// The medium and its row, the position in the prompt, lines and columns of each span.
+    spans: Vec<(usize, usize, usize, u32, u32)>,
+}
+
+mod pictures {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+    use vision::{ContentKey, Grid, Patches, Span};
+
+    use super::Picture;
+    use crate::request::Media;
+
+    pub(super) fn serialize<S: Serializer>(media: &[Media], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(media.iter().map(|Media { patches, spans, key }| {
+            let Grid { pairs, height, width } = patches.grid;
+            let span =
+                |&Span { medium, row, first, height, width }: &Span| (medium, row, first, height, width);
+            Picture { key: key.0, grid: [pairs, height, width], spans: spans.iter().map(span).collect() }
+        }))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Media>, D::Error> {
+        let pictures: Vec<Picture> = Vec::deserialize(from)?;
+        let media = |Picture { key, grid: [pairs, height, width], spans }| {
+            let span = |(medium, row, first, height, width)| Span { medium, row, first, height, width };
+            Media {
+                patches: Arc::new(Patches { grid: Grid { pairs, height, width }, bytes: Vec::new() }),
+                spans: spans.into_iter().map(span).collect(),
+                key: ContentKey(key),
+            }
+        };
+        Ok(pictures.into_iter().map(media).collect())
     }
 }
 

@@ -9,7 +9,7 @@ use planner::{ClassId, RequestId};
 
 use crate::engine::{Engine, Event, Ran, RoundCounts, Trace, Turn};
 use crate::error::Error;
-use crate::request::Submission;
+use crate::request::{Media, Submission};
 use crate::sampling::SamplingOptions;
 
 /// Requests that arrive and leave.
@@ -34,6 +34,8 @@ pub struct Planned {
     pub cancel: Option<u32>,
     /// Its cache class.
     pub class: ClassId,
+    /// Its pictures.
+    pub media: Vec<Media>,
 }
 
 /// What a schedule did: one life per request.
@@ -116,6 +118,7 @@ impl Schedule {
                 sampling,
                 cancel: (random.below(5) == 0).then(|| random.below(40)),
                 class: ClassId(0),
+                media: Vec::new(),
             }
         };
         let mut requests: Vec<Planned> = (0..count).map(request).collect();
@@ -148,8 +151,10 @@ impl Schedule {
             with(index, &|planned| planned.cancel.take().is_some());
             with(index, &|planned| {
                 let half = planned.prompt.len() / 2;
-                planned.prompt.truncate(half.max(1));
-                half > 0
+                // A picture stands where it stands.
+                let shorter = half > 0 && planned.media.is_empty();
+                planned.prompt.truncate(if shorter { half } else { planned.prompt.len() });
+                shorter
             });
             with(index, &|planned| {
                 let shorter = planned.max_tokens > 1;
@@ -257,6 +262,7 @@ fn submission(planned: &Planned) -> Submission {
     submission.max_tokens = Some(planned.max_tokens);
     submission.sampling = planned.sampling.clone();
     submission.class = planned.class;
+    submission.media = planned.media.clone();
     submission
 }
 
