@@ -17,9 +17,10 @@ pub(crate) fn tokenize(body: &[u8], app: &App, model: &Model) -> Result<(Value, 
         Some(text) => encode(&text, "prompt", model)?,
         None => {
             let generation = fields.flag("add_generation_prompt")?.unwrap_or(true);
-            let mut chat = conversation(&mut fields, app, model, &mut ignored)?;
-            chat.add_generation_prompt = generation;
-            encode(&render(&chat, model)?, "messages", model)?
+            let mut conversation = conversation(&mut fields, app, model, &mut ignored)?;
+            conversation.chat.add_generation_prompt = generation;
+            let ids = encode(&render(&conversation.chat, model)?, "messages", model)?;
+            conversation.place(ids, app, model)?.ids
         }
     };
     fields.finish()?;
