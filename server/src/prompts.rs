@@ -21,7 +21,15 @@ use crate::pictures::{
 pub(crate) enum Prompt {
     Ids(Vec<u32>),
     Raw(String),
-    Chat(Box<ChatRequest>, Vec<Looked>),
+    Chat(Box<Chat>),
+}
+
+/// A conversation and its pictures.
+pub(crate) struct Chat {
+    /// The file that it was read from, if any.
+    file: Option<PathBuf>,
+    request: ChatRequest,
+    looked: Vec<Looked>,
 }
 
 /// What an opened model makes of prompts.
@@ -45,15 +53,16 @@ pub(crate) fn read(args: &GenerateArgs) -> Result<Vec<Prompt>, Failure> {
             Failure::Input(format!("cannot read {}: {error}; check --messages", path.display()))
         })?;
         let named = |why: String| Failure::Input(format!("{}: {why}", path.display()));
-        let mut chat = ChatRequest::from_json(&text).map_err(|error| named(error.to_string()))?;
-        let looked = take_pictures(&mut chat.messages, args.image_root.as_deref());
-        chats.push((chat, looked.map_err(|why| named(why.to_string()))?));
+        let chat = ChatRequest::from_json(&text).map_err(|error| named(error.to_string()))?;
+        let looked = take_pictures(&chat.messages, args.image_root.as_deref());
+        let looked = looked.map_err(|why| named(why.to_string()))?;
+        chats.push(Chat { file: Some(path.clone()), request: chat, looked });
     }
-    for (chat, _) in &mut chats {
-        chat.enable_thinking = args.thinking.map(Switch::is_on).or(chat.enable_thinking);
+    for Chat { request, .. } in &mut chats {
+        request.enable_thinking = args.thinking.map(Switch::is_on).or(request.enable_thinking);
     }
     let ids = args.ids.iter().map(|ids| Prompt::Ids(ids.0.clone()));
-    Ok(ids.chain(chats.into_iter().map(|(chat, looked)| Prompt::Chat(Box::new(chat), looked))).collect())
+    Ok(ids.chain(chats.into_iter().map(|chat| Prompt::Chat(Box::new(chat)))).collect())
 }
 
 impl Prompt {
@@ -63,9 +72,13 @@ impl Prompt {
         let ids = match self {
             Prompt::Ids(ids) => ids,
             Prompt::Raw(text) => encode(&text)?,
-            Prompt::Chat(chat, looked) => {
-                let ids = encode(&reader.chat.render(&chat).map_err(Failure::input)?)?;
-                return reader.see(&chat, ids, looked).map_err(Failure::input);
+            Prompt::Chat(chat) => {
+                let Chat { file, request, looked } = *chat;
+                let ids = encode(&reader.chat.render(&request).map_err(Failure::input)?)?;
+                return reader.see(&request, ids, looked).map_err(|why| match file {
+                    Some(file) => Failure::Input(format!("{}: {why}", file.display())),
+                    None => Failure::input(why),
+                });
             }
         };
         match reader.sight.as_ref().and_then(|sight| pictures::stray(&ids, sight)) {
@@ -103,9 +116,9 @@ impl Reader<'_> {
 }
 
 /// A user message of pictures and a text behind them.
-fn beside(text: &str, files: &[PathBuf]) -> Result<(ChatRequest, Vec<Looked>), String> {
+fn beside(text: &str, files: &[PathBuf]) -> Result<Chat, String> {
     if files.is_empty() {
-        return Ok((ChatRequest::user(text), Vec::new()));
+        return Ok(Chat { file: None, request: ChatRequest::user(text), looked: Vec::new() });
     }
     let allowed = Allowed::default();
     let sent = |path: &PathBuf| {
@@ -117,7 +130,8 @@ fn beside(text: &str, files: &[PathBuf]) -> Result<(ChatRequest, Vec<Looked>), S
     let looked = pictures::look(sent, &allowed).map_err(|why| why.to_string())?;
     let mut parts = vec![picture_part(); files.len()];
     parts.push(json!({"type": "text", "text": text}));
-    Ok((ChatRequest::new(json!([{"role": "user", "content": parts}])), looked))
+    let request = ChatRequest::new(json!([{"role": "user", "content": parts}]));
+    Ok(Chat { file: None, request, looked })
 }
 
 /// A picture as a template sees it.
@@ -126,7 +140,7 @@ pub(crate) fn picture_part() -> Value {
 }
 
 /// Reads the files that parts of messages name; the parts stay for the template.
-fn take_pictures(messages: &mut Value, root: Option<&Path>) -> Result<Vec<Looked>, Refused> {
+fn take_pictures(messages: &Value, root: Option<&Path>) -> Result<Vec<Looked>, Refused> {
     let allowed = Allowed::default();
     pictures::count(messages, allowed.budget.pictures)?;
     let mut files = Files { root, open: None, most: allowed.limits.bytes };

@@ -131,6 +131,12 @@ impl Metrics {
         self.pictures.with_label_values(&[PICTURES[usize::from(!decoded)]]).inc();
     }
 
+    /// Pictures and frames that were decoded.
+    #[cfg(test)]
+    pub(crate) fn pictures_decoded(&self) -> u64 {
+        self.pictures.with_label_values(&[PICTURES[0]]).get()
+    }
+
     /// Brings the engine's own counts up to date.
     fn take_in(&self, stats: &Stats) {
         let rounds = |labels: &[&str; 2], total| raise(&self.rounds.with_label_values(labels), total);

@@ -84,3 +84,55 @@ impl App {
         ApiError::field(refused.place, refused.why)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use runtime::pictures::Sight;
+    use vision::{MediaIds, Preprocess, VideoSettings};
+
+    use super::*;
+    use crate::pictures::{Allowed, Content, Sent, look};
+    use crate::serve::Settings;
+
+    /// A clip of `frames` frames whose decoding takes its time.
+    fn clip(frames: usize) -> Decoding {
+        let mut file = Vec::new();
+        let frame = image::RgbImage::from_fn(800, 600, |x, y| image::Rgb([(x * y) as u8, x as u8, y as u8]));
+        frame.write_to(&mut std::io::Cursor::new(&mut file), image::ImageFormat::Png).unwrap();
+        let content = Content::Clip { frames: vec![file; frames], fps: 2.0 };
+        let allowed = Allowed::default();
+        let looked = look(vec![Sent { place: "clip".into(), content }], &allowed).unwrap().remove(0);
+        let ids = MediaIds { image: 1, video: 2, start: 3, end: 4 };
+        let (picture, video) = (Preprocess::PICTURE, VideoSettings::default());
+        let sight = Arc::new(Sight { picture, video, ids, most_patches: 1 << 20 });
+        Decoding::new(looked.plan(&sight).unwrap(), sight, allowed.limits)
+    }
+
+    #[tokio::test]
+    async fn nothing_more_is_decoded_for_whoever_has_left() {
+        let app = App::new(Settings::default());
+        let decoded = || app.metrics.pictures_decoded();
+        assert!(whole(&app, clip(3), None).await.is_ok());
+        assert_eq!(decoded(), 3);
+        // It waits for a thread, and has left before the first file is done.
+        let left = tokio::time::timeout(Duration::from_millis(1), whole(&app, clip(40), None)).await;
+        assert!(left.is_err());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(decoded() < 10, "{}", decoded());
+        assert_eq!(app.picture_reader.available_permits(), 2, "turns are given back");
+    }
+
+    #[tokio::test]
+    async fn memory_is_held_while_a_thread_works_and_no_longer() {
+        let app = App::new(Settings { picture_memory: 1 << 20, ..Settings::default() });
+        let held = app.picture_memory.clone().try_acquire_many_owned(1000).unwrap();
+        let left =
+            tokio::time::timeout(Duration::from_millis(1), whole(&app, clip(40), Some(held.into()))).await;
+        assert!(left.is_err());
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(app.picture_memory.available_permits(), 1024);
+    }
+}

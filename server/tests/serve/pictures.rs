@@ -65,7 +65,7 @@ fn parts(parts: &[Value]) -> Value {
 fn gray(width: u32, height: u32) -> Vec<u8> {
     let mut file = Vec::new();
     let pixels = vec![200u8; width as usize * height as usize];
-    PngEncoder::new_with_quality(&mut file, CompressionType::Fast, FilterType::NoFilter)
+    PngEncoder::new_with_quality(&mut file, CompressionType::Default, FilterType::NoFilter)
         .write_image(&pixels, width, height, ExtendedColorType::L8)
         .expect("memory takes it");
     file
