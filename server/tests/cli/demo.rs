@@ -47,7 +47,7 @@ fn a_demo_needs_no_arguments_wherever_it_is_started() {
     let shown = at(["picture ", "Describe the picture. (the one below)"]);
     assert!(lines[shown + 1..shown + 16].iter().any(|line| line.contains("██")), "{}", ended.stdout);
     at(["count ", "(cancelled after "]);
-    at(["rounds ", "eager 8 (prompt pass)"]);
+    at(["rounds ", "eager 9 (prompt pass)"]);
     at(["pages ", "992 of 992 free"]);
     assert!(!ended.stdout.contains('\x1b'), "plain text where there is no terminal");
 }
