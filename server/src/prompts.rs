@@ -74,8 +74,9 @@ impl Prompt {
             Prompt::Raw(text) => encode(&text)?,
             Prompt::Chat(chat) => {
                 let Chat { file, request, looked } = *chat;
-                let ids = encode(&reader.chat.render(&request).map_err(Failure::input)?)?;
-                return reader.see(&request, ids, looked).map_err(|why| match file {
+                let text = reader.chat.render(&request).map_err(Failure::input)?;
+                let ids = encode(&text)?;
+                return reader.see(&request, &text, ids, looked).map_err(|why| match file {
                     Some(file) => Failure::Input(format!("{}: {why}", file.display())),
                     None => Failure::input(why),
                 });
@@ -93,13 +94,14 @@ impl Reader<'_> {
     fn see(
         &self,
         chat: &ChatRequest,
+        text: &str,
         ids: Vec<u32>,
         looked: Vec<Looked>,
     ) -> Result<(Vec<u32>, Vec<Media>), Refused> {
         let Some(sight) = &self.sight else {
             return looked.first().map_or(Ok((ids, Vec::new())), |first| Err(Refused::blind(first.place())));
         };
-        pictures::check_words(chat, self.chat, self.tokenizer, sight)?;
+        pictures::check_words(chat, text, self.chat, self.tokenizer, sight)?;
         if looked.is_empty() {
             return Ok((ids, Vec::new()));
         }

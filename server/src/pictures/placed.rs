@@ -54,18 +54,24 @@ impl Placed {
     }
 }
 
-/// Refuses a conversation in whose texts somebody wrote a placeholder: it would be taken for a picture.
+/// Refuses a conversation in whose texts somebody wrote a placeholder: it would be taken for a picture. `text` is what
+/// the template makes of it.
 pub(crate) fn check_words(
     chat: &ChatRequest,
+    text: &str,
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     sight: &Sight,
 ) -> Result<(), Refused> {
     let words = [sight.ids.image, sight.ids.video].map(|id| tokenizer.decode(&[id], false));
+    let held = |text: &str| words.iter().find(|word| text.contains(*word));
+    if held(text).is_none() {
+        return Ok(());
+    }
+    // Those of the pictures go; what stays was written. Rendered, because parts may make a word together.
     let bare = ChatRequest { messages: without_media(&chat.messages), ..chat.clone() };
-    // Rendered, because parts of one message may make the word together.
     let text = template.render(&bare).map_err(|error| Refused::new("messages", error))?;
-    match words.iter().find(|word| text.contains(*word)) {
+    match held(&text) {
         None => Ok(()),
         Some(word) => Err(Refused::new(
             holder(&bare.messages, word),

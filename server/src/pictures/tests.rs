@@ -62,8 +62,9 @@ fn planned(sent: Vec<Sent>, sight: &Sight) -> Result<Vec<Planned>, Refused> {
 /// Puts the pictures of a chat in place and decodes them.
 fn seen(chat: &ChatRequest, sent: Vec<Sent>, context: usize) -> Result<(Vec<u32>, Vec<Media>), String> {
     let (tokenizer, template, sight) = tiny();
-    check_words(chat, &template, &tokenizer, &sight).map_err(|why| why.to_string())?;
-    let ids = tokenizer.encode(&template.render(chat).unwrap()).unwrap();
+    let text = template.render(chat).unwrap();
+    check_words(chat, &text, &template, &tokenizer, &sight).map_err(|why| why.to_string())?;
+    let ids = tokenizer.encode(&text).unwrap();
     let planned = planned(sent, &sight).map_err(|why| why.to_string())?;
     let Placed { ids, spans, planned } = Placed::new(&ids, planned, &sight, &tokenizer, context)?;
     let whole = |(number, planned): (usize, Planned)| {

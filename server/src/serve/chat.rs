@@ -88,16 +88,22 @@ fn prompt(conversation: Conversation, app: &App, model: &Model) -> Result<Prompt
     let text = render(&conversation.chat, model)?;
     let opened = text.trim_end().ends_with("<think>");
     let ids = encode_prompt(&text, "messages", model)?;
-    let placed = conversation.place(ids, app, model)?;
+    let placed = conversation.place(&text, ids, app, model)?;
     Prompt::new(placed, ReplyForm::Thinking { opened }, "messages", model)
 }
 
 impl Conversation {
-    /// Puts the pictures in their places among the ids of the text; both together leave room for a reply.
-    pub(crate) fn place(self, ids: Vec<u32>, app: &App, model: &Model) -> Result<Placed, ApiError> {
+    /// Puts the pictures in their places among the ids of the rendered text; both together leave room for a reply.
+    pub(crate) fn place(
+        self,
+        text: &str,
+        ids: Vec<u32>,
+        app: &App,
+        model: &Model,
+    ) -> Result<Placed, ApiError> {
         let Some(sight) = &model.sight else { return Ok(Placed::text(ids)) };
         let (chat, tokenizer) = (&self.chat, &model.tokenizer);
-        pictures::check_words(chat, &model.chat, tokenizer, sight).map_err(|why| app.unseen(why))?;
+        pictures::check_words(chat, text, &model.chat, tokenizer, sight).map_err(|why| app.unseen(why))?;
         if self.looked.is_empty() {
             return Ok(Placed::text(ids));
         }

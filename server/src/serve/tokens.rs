@@ -19,8 +19,9 @@ pub(crate) fn tokenize(body: &[u8], app: &App, model: &Model) -> Result<(Value, 
             let generation = fields.flag("add_generation_prompt")?.unwrap_or(true);
             let mut conversation = conversation(&mut fields, app, model, &mut ignored)?;
             conversation.chat.add_generation_prompt = generation;
-            let ids = encode(&render(&conversation.chat, model)?, "messages", model)?;
-            conversation.place(ids, app, model)?.ids
+            let text = render(&conversation.chat, model)?;
+            let ids = encode(&text, "messages", model)?;
+            conversation.place(&text, ids, app, model)?.ids
         }
     };
     fields.finish()?;
