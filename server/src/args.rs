@@ -99,8 +99,16 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) messages: Option<PathBuf>,
 
+    /// The folder whose files may be named by pictures and videos in --messages.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["prompt", "ids"])]
+    pub(crate) image_root: Option<PathBuf>,
+
+    /// A picture that comes before the text of --prompt; may be repeated.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ids", "messages"])]
+    pub(crate) image: Vec<PathBuf>,
+
     /// Take --prompt as it is, without the chat template.
-    #[arg(long, conflicts_with_all = ["ids", "messages", "thinking"])]
+    #[arg(long, conflicts_with_all = ["ids", "messages", "thinking", "image"])]
     pub(crate) raw: bool,
 
     /// Whether the answer begins with reasoning; the template decides if not given.
@@ -375,6 +383,10 @@ mod tests {
         refused(&["generate", "M", "--messages", "f", "--raw"], &["--raw", "--messages"]);
         refused(&["generate", "M", "--ids", "1", "--thinking", "on"], &["--thinking"]);
         refused(&["generate", "M", "--prompt", "a", "--raw", "--thinking", "on"], &["--thinking"]);
+        refused(&["generate", "M", "--ids", "1", "--image", "f"], &["--image", "--ids"]);
+        refused(&["generate", "M", "--messages", "f", "--image", "f"], &["--image", "--messages"]);
+        refused(&["generate", "M", "--prompt", "a", "--raw", "--image", "f"], &["--image", "--raw"]);
+        refused(&["generate", "M", "--prompt", "a", "--image-root", "d"], &["--image-root", "--prompt"]);
         refused(&["inspect", "M", "--dtype", "f32"], &["--dtype"]);
         refused(&["logits", "M", "--ids", "1", "--out", "f", "--lanes", "4"], &["--lanes"]);
         refused(&["check", "M", "--graphs", "off"], &["--graphs"]);

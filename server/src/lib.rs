@@ -7,8 +7,10 @@
 mod args;
 mod commands;
 mod failure;
+mod image_root;
 mod loading;
 mod output;
+mod pictures;
 mod prompts;
 mod ranks;
 pub mod serve;

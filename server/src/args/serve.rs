@@ -81,6 +81,30 @@ pub(crate) struct ServerArgs {
     )]
     body_limit: ByteSize,
 
+    /// The most pictures of a request; frames of a video are pictures.
+    #[arg(long, env = "ROUNDHOUSE_MAX_PICTURES", value_name = "PICTURES", default_value_t = 1024, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    max_pictures: u32,
+
+    /// The most pixels of all pictures of a request as they are sent, a number or one with K, M, G or T.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_MAX_PICTURE_PIXELS",
+        value_name = "PIXELS",
+        default_value = "256M",
+        allow_negative_numbers = true
+    )]
+    max_picture_pixels: ByteSize,
+
+    /// Memory for the pictures of all requests that run or wait, in bytes or with K, M, G or T.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_PICTURE_MEMORY",
+        value_name = "SIZE",
+        default_value = "2G",
+        allow_negative_numbers = true
+    )]
+    picture_memory: ByteSize,
+
     /// How long a client may take nothing of what is ready for it, in seconds.
     #[arg(
         long,
@@ -174,6 +198,9 @@ impl ServeArgs {
             default_thinking: self.server.default_thinking.map(Switch::is_on),
             max_n: self.server.max_n as usize,
             body_limit: usize::try_from(self.server.body_limit.0).unwrap_or(usize::MAX >> 1),
+            max_pictures: self.server.max_pictures as usize,
+            max_picture_pixels: self.server.max_picture_pixels.0,
+            picture_memory: self.server.picture_memory.0,
             write_timeout: duration(&self.server.write_timeout),
             header_timeout: duration(&self.server.header_timeout),
             idle_timeout: duration(&self.server.idle_timeout),

@@ -290,7 +290,7 @@ impl FromStr for ByteSize {
         let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
         match bytes {
             Some(bytes) if bytes > 0 => Ok(ByteSize(bytes)),
-            _ => Err("not a size above zero; give bytes, or a number with K, M, G or T like 512M".into()),
+            _ => Err("not a size above zero; give a whole number, or one with K, M, G or T like 512M".into()),
         }
     }
 }

@@ -1,9 +1,12 @@
 //! `roundhouse demo`: requests that come and go, what the rounds did, and one receipt.
 
 mod cast;
+mod picture;
 mod view;
 
+use std::io::{IsTerminal, stdout};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, iter};
 
@@ -11,6 +14,7 @@ use crossbeam_channel::Select;
 use runtime::chat::ChatTemplate;
 use runtime::engine::{Event, Handle, OpenEngine, Stats, Ticket};
 use runtime::memory::Size;
+use runtime::pictures::Sight;
 use runtime::receipts;
 use runtime::tokenizer::Tokenizer;
 
@@ -31,13 +35,13 @@ pub(crate) fn demo(args: &DemoArgs) -> Result<(), Failure> {
     let chosen = args.engine.run.choose()?;
     let options = args.engine.options(&chosen);
     let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &model, &options)? else { return Ok(()) };
-    let OpenEngine { engine, tokenizer, chat, .. } = open(&model, &options, &chosen, rank)?;
+    let OpenEngine { engine, tokenizer, chat, sight } = open(&model, &options, &chosen, rank)?;
     let mut out = Output::stdout();
     out.print(&format!("device     {} ({})\n", chosen.place, chosen.why));
 
     let (handle, thread) = engine.spawn();
     let mut play =
-        Play { handle, tokenizer: &tokenizer, chat: &chat, seats: Vec::new(), told: Told::default() };
+        Play { handle, tokenizer: &tokenizer, chat: &chat, sight, seats: Vec::new(), told: Told::default() };
     let played = play.run(&mut View::new(&mut out));
     thread.stop().map_err(engine_failure)?;
     played?;
@@ -67,6 +71,7 @@ struct Play<'a> {
     handle: Handle,
     tokenizer: &'a Tokenizer,
     chat: &'a ChatTemplate,
+    sight: Option<Arc<Sight>>,
     seats: Vec<Seat>,
     told: Told,
 }
@@ -92,7 +97,8 @@ struct Told {
 impl Play<'_> {
     fn run(&mut self, view: &mut View<'_>) -> Result<(), Failure> {
         let started = Instant::now();
-        let mut coming = CAST.iter();
+        let sees = self.sight.is_some();
+        let mut coming = CAST.iter().filter(|part| sees || !part.sees);
         let mut next = coming.next();
         loop {
             while let Some(part) =
@@ -109,11 +115,21 @@ impl Play<'_> {
         }
     }
 
+    /// Asks for a part, and shows what it brings.
     fn enter(&mut self, part: &'static Part, view: &mut View<'_>) -> Result<(), Failure> {
         let text = self.chat.render(&part.chat()).map_err(Failure::input)?;
-        let prompt = self.tokenizer.encode(&text).map_err(Failure::input)?;
-        let ticket = self.handle.submit(part.submission(prompt)).map_err(engine_failure)?;
+        let (mut prompt, mut media) = (self.tokenizer.encode(&text).map_err(Failure::input)?, Vec::new());
+        let picture = self.sight.as_ref().filter(|_| part.sees).map(|sight| (picture::drawn(), sight));
+        if let Some((picture, sight)) = &picture {
+            let (ids, seen) = picture::seen(picture, &prompt, sight, self.tokenizer)?;
+            (prompt, media) = (ids, vec![seen]);
+        }
+        let ticket = self.handle.submit(part.submission(prompt, media)).map_err(engine_failure)?;
         view.line(&format!("{:>4}  {:<8} joins   {}", self.told.tokens, part.name, part.asks()));
+        if let Some((picture, _)) = &picture {
+            let lines = picture::lines(picture, stdout().is_terminal());
+            lines.iter().for_each(|line| view.line(format!("      {line}").trim_end()));
+        }
         let lane = view.lane(part.name);
         self.seats.push(Seat { part, ticket, lane, text: String::new(), tokens: 0 });
         self.told.most_at_once = self.told.most_at_once.max(self.seats.len());

@@ -9,7 +9,7 @@ use super::{engine_failure, open};
 use crate::args::{GenerateArgs, check_sampling};
 use crate::failure::Failure;
 use crate::output::{Output, note};
-use crate::prompts;
+use crate::prompts::{self, Reader};
 use crate::ranks::{self, Begun};
 
 /// Answers every prompt.
@@ -26,12 +26,15 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<(), Failure> {
         )));
     }
     let Begun::Leads(rank) = ranks::begin(&args.engine.ranks, &args.model, &options)? else { return Ok(()) };
-    let OpenEngine { engine, tokenizer, chat, .. } = open(&args.model, &options, &chosen, rank)?;
+    let OpenEngine { engine, tokenizer, chat, sight } = open(&args.model, &options, &chosen, rank)?;
     let vocab = engine.runner().model.config.vocab_size;
     check_sampling(&asked.sampling, vocab)?;
+    let context = engine.state().limits().context as usize;
+    let reader = Reader { tokenizer: &tokenizer, chat: &chat, sight, context };
     let mut submissions = Vec::new();
     for (number, prompt) in (1..).zip(inputs) {
-        let submission = Submission { prompt: prompt.ids(&tokenizer, &chat)?, ..asked.clone() };
+        let (prompt, media) = prompt.read(&reader)?;
+        let submission = Submission { prompt, media, ..asked.clone() };
         submission.check(vocab).map_err(|error| Failure::Input(format!("prompt {number}: {error}")))?;
         submissions.push(submission);
     }

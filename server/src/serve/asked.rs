@@ -1,12 +1,15 @@
 //! What a request for replies asks, in the engine's own form: the fields that both wires share.
 
-use runtime::request::Submission;
+use runtime::request::{Media, Submission};
 use runtime::sampling::SamplingOptions;
+use vision::Span;
 
 use super::errors::ApiError;
 use super::fields::{self, Fields, Ignored};
 use super::options;
+use super::pictures::Held;
 use super::state::{App, Model};
+use crate::pictures::{self, Placed, Planned};
 
 /// A request that was read and checked.
 pub(crate) struct Asked {
@@ -22,12 +25,20 @@ pub(crate) struct Asked {
     /// Alternatives to report of each token; none: no logprobs.
     pub(crate) logprobs: Option<u32>,
     pub(crate) ignored: Ignored,
+    /// The memory of its pictures.
+    pub(crate) held: Option<Held>,
 }
 
 /// A prompt, and how replies to it are read.
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     pub(crate) reply: ReplyForm,
+    /// Where rows of its pictures lie.
+    pub(crate) spans: Vec<Span>,
+    /// Pictures that are not decoded yet.
+    pub(crate) planned: Vec<Planned>,
+    /// Those that are.
+    pub(crate) media: Vec<Media>,
 }
 
 /// How the text of a reply is read.
@@ -71,6 +82,7 @@ impl Asked {
             include_usage,
             logprobs,
             ignored: Ignored::default(),
+            held: None,
         })
     }
 
@@ -82,12 +94,13 @@ impl Asked {
     /// What the engine is asked for reply `index`, which is one of the prompt `index / n`. It never has more tokens
     /// than there is room for.
     pub(crate) fn submission(&self, index: usize, app: &App, model: &Model) -> Submission {
-        let prompt = &self.prompts[index / self.n].ids;
-        let room = u32::try_from(model.context - prompt.len()).unwrap_or(u32::MAX);
+        let Prompt { ids, media, .. } = &self.prompts[index / self.n];
+        let room = u32::try_from(model.context - ids.len()).unwrap_or(u32::MAX);
         let asked = self.submission.max_tokens.unwrap_or(app.settings.max_tokens_default);
         let seed = (self.seed as u64).wrapping_add((index % self.n) as u64);
         Submission {
-            prompt: prompt.clone(),
+            prompt: ids.clone(),
+            media: media.clone(),
             max_tokens: Some(asked.min(room)),
             sampling: SamplingOptions { seed: Some(seed), ..self.submission.sampling.clone() },
             ..self.submission.clone()
@@ -98,11 +111,12 @@ impl Asked {
 impl Prompt {
     /// A prompt that leaves room for a token at least.
     pub(crate) fn new(
-        ids: Vec<u32>,
+        placed: Placed,
         reply: ReplyForm,
         path: &str,
         model: &Model,
     ) -> Result<Prompt, ApiError> {
+        let Placed { ids, spans, planned } = placed;
         let (have, most) = (ids.len(), model.context);
         if have == 0 {
             return Err(ApiError::field(path, "has no token; give at least one"));
@@ -115,7 +129,11 @@ impl Prompt {
             let why = format!("{have} tokens leave no room for a reply in a context of {most}; shorten it");
             return Err(ApiError::field(path, why));
         }
-        Ok(Prompt { ids, reply })
+        let blind = model.sight.as_ref().filter(|_| planned.is_empty());
+        if let Some(why) = blind.and_then(|sight| pictures::stray(&ids, sight)) {
+            return Err(ApiError::field(path, why));
+        }
+        Ok(Prompt { ids, reply, spans, planned, media: Vec::new() })
     }
 }
 

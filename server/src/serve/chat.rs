@@ -1,39 +1,57 @@
 //! `/v1/chat/completions`: messages to a prompt, with or without reasoning.
 
 use runtime::chat::ChatRequest;
+use runtime::pictures::Sight;
 use serde_json::Value;
 
 use super::asked::{Asked, Prompt, ReplyForm};
 use super::errors::ApiError;
 use super::fields::{self, Fields, Ignored};
+use super::parts::Parts;
 use super::state::{App, Model};
+use crate::pictures::{self, Looked, Placed, Planned, Refused};
 
-/// Reads a request.
+/// Reads a request. Its pictures are not decoded yet.
 pub(crate) fn read(body: &[u8], app: &App, model: &Model) -> Result<Asked, ApiError> {
     let mut ignored = Ignored::default();
     let mut fields = fields::body(body, &fields::CHAT, &mut ignored)?;
     let logprobs = logprobs(&mut fields)?;
     let mut asked = Asked::read(&mut fields, app, model, logprobs, &mut ignored)?;
     only_text(&mut fields)?;
-    let chat = conversation(&mut fields, app, model, &mut ignored)?;
+    let conversation = conversation(&mut fields, app, model, &mut ignored)?;
     fields.finish()?;
-    asked.prompts = vec![prompt(&chat, model)?];
+    asked.prompts = vec![prompt(conversation, app, model)?];
     asked.ignored = ignored;
     Ok(asked)
 }
 
-/// The messages of a request and how they are to be rendered.
+/// Messages, how they are to be rendered, and the pictures that they hold.
+pub(crate) struct Conversation {
+    pub(crate) chat: ChatRequest,
+    looked: Vec<Looked>,
+}
+
+/// Reads the conversation of a request, and the headers of its pictures.
 pub(crate) fn conversation(
     fields: &mut Fields,
     app: &App,
     model: &Model,
     ignored: &mut Ignored,
-) -> Result<ChatRequest, ApiError> {
-    let Some(list) = fields.list("messages")? else {
+) -> Result<Conversation, ApiError> {
+    let Some(list) = fields.any("messages") else {
         return Err(fields.wrong("messages", "is missing; give a list of messages"));
     };
-    let messages = list.into_iter().enumerate().map(|(at, value)| message(at, value, ignored));
+    let allowed = app.settings.pictures();
+    pictures::count(&list, allowed.budget.pictures).map_err(|why| app.unseen(why))?;
+    let Value::Array(list) = list else { return Err(fields.wrong("messages", "is not a list")) };
+    let mut parts = Parts { ignored, most_bytes: allowed.limits.bytes, sent: Vec::new() };
+    let messages = list.into_iter().enumerate().map(|(at, value)| message(at, value, &mut parts));
     let mut chat = ChatRequest::new(Value::Array(messages.collect::<Result<_, _>>()?));
+    let Parts { sent, .. } = parts;
+    if let (Some(first), None) = (sent.first(), &model.sight) {
+        return Err(app.unseen(Refused::blind(&first.place)));
+    }
+    let looked = pictures::look(sent, &allowed).map_err(|why| app.unseen(why))?;
     let (mut thinking, mut effort) = (fields.flag("enable_thinking")?, fields.text("reasoning_effort")?);
     if let Some(value) = fields.any("chat_template_kwargs") {
         let path = fields.path("chat_template_kwargs");
@@ -62,15 +80,41 @@ pub(crate) fn conversation(
         }
     }
     chat.enable_thinking = thinking.or(app.settings.default_thinking);
-    Ok(chat)
+    Ok(Conversation { chat, looked })
 }
 
 /// The prompt of a conversation, and whether it opened the reasoning of its reply.
-fn prompt(chat: &ChatRequest, model: &Model) -> Result<Prompt, ApiError> {
-    let text = render(chat, model)?;
+fn prompt(conversation: Conversation, app: &App, model: &Model) -> Result<Prompt, ApiError> {
+    let text = render(&conversation.chat, model)?;
     let opened = text.trim_end().ends_with("<think>");
     let ids = encode_prompt(&text, "messages", model)?;
-    Prompt::new(ids, ReplyForm::Thinking { opened }, "messages", model)
+    let placed = conversation.place(&text, ids, app, model)?;
+    Prompt::new(placed, ReplyForm::Thinking { opened }, "messages", model)
+}
+
+impl Conversation {
+    /// Puts the pictures in their places among the ids of the rendered text; both together leave room for a reply.
+    pub(crate) fn place(
+        self,
+        text: &str,
+        ids: Vec<u32>,
+        app: &App,
+        model: &Model,
+    ) -> Result<Placed, ApiError> {
+        let Some(sight) = &model.sight else { return Ok(Placed::text(ids)) };
+        let (chat, tokenizer) = (&self.chat, &model.tokenizer);
+        pictures::check_words(chat, text, &model.chat, tokenizer, sight).map_err(|why| app.unseen(why))?;
+        if self.looked.is_empty() {
+            return Ok(Placed::text(ids));
+        }
+        let planned = planned(self.looked, sight).map_err(|why| app.unseen(why))?;
+        Placed::new(&ids, planned, sight, tokenizer, model.context)
+            .map_err(|why| app.unseen(Refused::new("messages", why)))
+    }
+}
+
+fn planned(looked: Vec<Looked>, sight: &Sight) -> Result<Vec<Planned>, Refused> {
+    looked.into_iter().map(|looked| looked.plan(sight)).collect()
 }
 
 /// The text of a conversation.
@@ -158,9 +202,9 @@ fn only_text(fields: &mut Fields) -> Result<(), ApiError> {
 }
 
 /// Checks a message, and gives it as a template may see it.
-fn message(at: usize, value: Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
+fn message(at: usize, value: Value, parts: &mut Parts<'_>) -> Result<Value, ApiError> {
     let path = format!("messages[{at}]");
-    let mut fields = Fields::new(value, &path, &fields::MESSAGE, ignored)?;
+    let mut fields = Fields::new(value, &path, &fields::MESSAGE, parts.ignored)?;
     let Some(role) = fields.text("role")? else { return Err(fields.wrong("role", "is missing")) };
     if !["system", "developer", "user", "assistant"].contains(&role.as_str()) {
         return Err(fields.wrong("role", "must be system, developer, user or assistant"));
@@ -168,10 +212,10 @@ fn message(at: usize, value: Value, ignored: &mut Ignored) -> Result<Value, ApiE
     let mut message = serde_json::Map::new();
     match fields.any("content") {
         Some(content @ Value::String(_)) => message.insert("content".into(), content),
-        Some(Value::Array(parts)) => {
-            let path = fields.path("content");
-            let parts = parts.into_iter().enumerate().map(|(at, value)| part(at, value, &path, ignored));
-            message.insert("content".into(), Value::Array(parts.collect::<Result<_, _>>()?))
+        Some(Value::Array(list)) => {
+            let part = |(number, value)| parts.read(value, &pictures::part_place(at, number), &role);
+            let list = list.into_iter().enumerate().map(part);
+            message.insert("content".into(), Value::Array(list.collect::<Result<_, _>>()?))
         }
         Some(_) => return Err(fields.wrong("content", "must be a string or a list of parts")),
         None if role == "assistant" => message.insert("content".into(), "".into()),
@@ -189,23 +233,6 @@ fn message(at: usize, value: Value, ignored: &mut Ignored) -> Result<Value, ApiE
     message.insert("role".into(), role.into());
     fields.finish()?;
     Ok(Value::Object(message))
-}
-
-/// Checks a part of a message's content: text.
-fn part(at: usize, value: Value, path: &str, ignored: &mut Ignored) -> Result<Value, ApiError> {
-    let path = format!("{path}[{at}]");
-    // What is no text is named as such, whatever fields it has.
-    if let Some(kind) = value.get("type").and_then(Value::as_str).filter(|kind| *kind != "text") {
-        let why = format!("holds a part of kind {kind}; this build reads text only, so leave it out");
-        return Err(ApiError::field(path, why));
-    }
-    let mut fields = Fields::new(value, &path, &fields::PART, ignored)?;
-    if fields.text("type")?.is_none() {
-        return Err(fields.wrong("type", "is missing"));
-    }
-    let Some(text) = fields.text("text")? else { return Err(fields.wrong("text", "is missing")) };
-    fields.finish()?;
-    Ok(serde_json::json!({"type": "text", "text": text}))
 }
 
 #[cfg(test)]
@@ -228,16 +255,51 @@ mod tests {
         assert_eq!(seen, json!({"role": "assistant", "content": "", "reasoning_content": "r"}));
     }
 
+    fn message(at: usize, value: Value, ignored: &mut Ignored) -> Result<Value, ApiError> {
+        super::message(at, value, &mut Parts { ignored, most_bytes: 64, sent: Vec::new() })
+    }
+
     #[test]
     fn what_is_wrong_with_a_message_is_named_by_its_path() {
-        let picture = json!({"type": "image_url", "image_url": {"url": "x"}});
+        let picture = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}});
+        let with = |field: &str, value: Value| {
+            let mut part = picture.clone();
+            part["image_url"][field] = value;
+            json!({"role": "user", "content": [part]})
+        };
+        let clip = |more: Value| {
+            let mut part = json!({"type": "video", "video": ["data:image/png;base64,"], "fps": 2});
+            part.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            json!({"role": "user", "content": [{"type": "text", "text": ""}, part]})
+        };
         for (value, param) in [
             (json!("text"), "messages[1]"),
             (json!({"content": "a"}), "messages[1].role"),
             (json!({"role": "tool", "content": "a"}), "messages[1].role"),
             (json!({"role": "user"}), "messages[1].content"),
             (json!({"role": "user", "content": 1}), "messages[1].content"),
-            (json!({"role": "user", "content": [picture]}), "messages[1].content[0]"),
+            (json!({"role": "system", "content": [picture]}), "messages[1].content[0]"),
+            (json!({"role": "assistant", "content": [picture]}), "messages[1].content[0]"),
+            (with("url", "https://example.org/a.png".into()), "messages[1].content[0].image_url.url"),
+            (with("url", Value::Null), "messages[1].content[0].image_url.url"),
+            (with("detail", "full".into()), "messages[1].content[0].image_url.detail"),
+            (with("size", 5.into()), "messages[1].content[0].image_url.size"),
+            (json!({"role": "user", "content": [{"type": "image_url"}]}), "messages[1].content[0].image_url"),
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}),
+                "messages[1].content[0].image_url",
+            ),
+            (clip(json!({"fps": 0})), "messages[1].content[1].fps"),
+            (clip(json!({"fps": null})), "messages[1].content[1].fps"),
+            (clip(json!({"fps": "2"})), "messages[1].content[1].fps"),
+            (clip(json!({"video": null})), "messages[1].content[1].video"),
+            (clip(json!({"video": "data:image/gif;base64,"})), "messages[1].content[1].video"),
+            (clip(json!({"video": [5]})), "messages[1].content[1].video[0]"),
+            (clip(json!({"video": ["data:image/png;base64,", "a.png"]})), "messages[1].content[1].video[1]"),
+            (clip(json!({"frames": 5})), "messages[1].content[1].frames"),
+            (clip(json!({"type": "video_url"})), "messages[1].content[1]"),
+            (clip(json!({"type": "image"})), "messages[1].content[1]"),
+            (clip(json!({"type": "input_audio"})), "messages[1].content[1]"),
             (json!({"role": "user", "content": [{"type": "text"}]}), "messages[1].content[0].text"),
             (json!({"role": "user", "content": [{"text": "a"}]}), "messages[1].content[0].type"),
             (

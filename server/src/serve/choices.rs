@@ -16,6 +16,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::asked::{Asked, ReplyForm};
 use super::errors::ApiError;
 use super::logprobs::Scored;
+use super::pictures::Held;
 use super::state::{App, Model, Phase, Seat};
 use super::thinking::{Split, Thinking};
 use super::trouble::Trouble;
@@ -42,6 +43,7 @@ pub(crate) struct Choices {
     outcome: &'static str,
     taken: Vec<(usize, Event)>,
     _holds: Vec<Hold>,
+    _pictures: Option<Held>,
 }
 
 /// One reply so far.
@@ -110,6 +112,7 @@ impl Choices {
         let thinking = (0..asked.replies()).map(thinking);
         let mut choices = Choices::new(app, events, overrun, thinking, arrived);
         choices._holds = holds;
+        choices._pictures = asked.held.clone();
         Ok(choices)
     }
 
@@ -139,6 +142,7 @@ impl Choices {
             outcome: "cancelled",
             taken: Vec::new(),
             _holds: Vec::new(),
+            _pictures: None,
         }
     }
 

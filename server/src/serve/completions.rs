@@ -7,6 +7,7 @@ use super::chat::encode_prompt;
 use super::errors::ApiError;
 use super::fields::{self, Fields, Ignored};
 use super::state::{App, Model};
+use crate::pictures::Placed;
 
 /// Reads a request.
 pub(crate) fn read(body: &[u8], app: &App, model: &Model) -> Result<Asked, ApiError> {
@@ -42,7 +43,7 @@ fn prompts(fields: &mut Fields, most: usize, model: &Model) -> Result<Vec<Prompt
             Value::Array(ids) => fields::ids(ids, path)?,
             _ => return Err(ApiError::field(path, wrong)),
         };
-        Prompt::new(ids, ReplyForm::Plain, path, model)
+        Prompt::new(Placed::text(ids), ReplyForm::Plain, path, model)
     };
     match fields.any("prompt") {
         None => Err(fields.wrong("prompt", "is missing")),

@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use super::errors::{ApiError, short, short_middle};
 pub(crate) use super::tables::{
-    CHAT, COMPLETIONS, DETOKENIZE, FORMAT, MESSAGE, PART, STREAM_OPTIONS, TEMPLATE, TOKENIZE, Table,
+    CHAT, CLIP_PART, COMPLETIONS, DETOKENIZE, FORMAT, IMAGE_URL, MESSAGE, PART, PICTURE_PART, STREAM_OPTIONS,
+    TEMPLATE, TOKENIZE, Table,
 };
 
 /// The fields of one object, being read.

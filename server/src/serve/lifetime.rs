@@ -76,14 +76,14 @@ async fn load(
 
 /// Starts the engine; what comes is its end, with the reason if it failed.
 fn start(app: &App, opened: OpenEngine) -> oneshot::Receiver<Option<String>> {
-    let OpenEngine { engine, tokenizer, chat, .. } = opened;
+    let OpenEngine { engine, tokenizer, chat, sight } = opened;
     let vocab = engine.runner().model.config.vocab_size;
     // A reply can have no more positions than there are pages for.
     let pages = engine.stats().pages_total as usize;
     let context = (pages * PAGE).min(engine.state().limits().context as usize);
     note(room(pages, context, &app.settings));
     let (handle, engine) = engine.spawn();
-    app.install(Model { handle, tokenizer, chat, vocab, context });
+    app.install(Model { handle, tokenizer, chat, sight, vocab, context });
     let (said, ended) = oneshot::channel();
     let watch = move || {
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.wait()));

@@ -17,6 +17,9 @@ const EAGER: [&str; 7] =
 /// How replies end; each has a series from the start.
 const OUTCOMES: [&str; 7] = ["stop", "length", "cancelled", "slow", "failed", "stopped", "refused"];
 
+/// What becomes of pictures; each has a series from the start.
+const PICTURES: [&str; 2] = ["decoded", "refused"];
+
 /// The status of a request whose client was gone before it had one.
 const GONE: &str = "499";
 
@@ -30,6 +33,7 @@ pub(crate) struct Metrics {
     pub(crate) duration: Histogram,
     pub(crate) prompt_tokens: IntCounter,
     pub(crate) completion_tokens: IntCounter,
+    pictures: IntCounterVec,
     pub(crate) connections: IntGauge,
     active: IntGauge,
     ready: IntGauge,
@@ -70,6 +74,11 @@ impl Metrics {
             duration: seconds("request_duration", "From a request to the end of its reply.", &lives),
             prompt_tokens: counter("prompt_tokens_total", "Tokens of prompts."),
             completion_tokens: counter("completion_tokens_total", "Tokens made."),
+            pictures: labelled(
+                "pictures_total",
+                "Pictures and frames that were decoded, and those for which a request was refused.",
+                &["outcome"],
+            ),
             connections: gauge("connections", "Open connections."),
             active: gauge("requests_active", "Requests that are being answered."),
             ready: gauge("ready", "1 if a token can be made."),
@@ -100,6 +109,9 @@ impl Metrics {
         OUTCOMES.iter().for_each(|outcome| {
             metrics.replies.with_label_values(&[outcome]);
         });
+        PICTURES.iter().for_each(|outcome| {
+            metrics.pictures.with_label_values(&[outcome]);
+        });
         metrics.requests.with_label_values(&["/health", "200"]);
         metrics
     }
@@ -112,6 +124,17 @@ impl Metrics {
     /// Counts replies that have ended.
     pub(crate) fn ended(&self, outcome: &str, replies: u64) {
         self.replies.with_label_values(&[outcome]).inc_by(replies);
+    }
+
+    /// Counts a picture, or a frame, that was decoded or refused.
+    pub(crate) fn picture(&self, decoded: bool) {
+        self.pictures.with_label_values(&[PICTURES[usize::from(!decoded)]]).inc();
+    }
+
+    /// Pictures and frames that were decoded.
+    #[cfg(test)]
+    pub(crate) fn pictures_decoded(&self) -> u64 {
+        self.pictures.with_label_values(&[PICTURES[0]]).get()
     }
 
     /// Brings the engine's own counts up to date.

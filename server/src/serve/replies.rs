@@ -19,7 +19,7 @@ use super::sse::Stream;
 use super::state::{App, Model};
 use super::trouble::Trouble;
 use super::wire::{Form, Whole, Wire};
-use super::{chat, completions, tokens};
+use super::{chat, completions, pictures, tokens};
 
 /// Names fields that were accepted without effect.
 const IGNORED: &str = "x-roundhouse-ignored";
@@ -55,7 +55,7 @@ async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiE
     let model = app.model()?;
     let mut seats = app.seats(1)?;
     let reader = if wire == Wire::Chat { chat::read } else { completions::read };
-    let asked = read(app.clone(), body, reader).await?;
+    let mut asked = read(app.clone(), body, reader).await?;
     let (replies, most) = (asked.replies(), app.most_replies());
     if replies > most {
         return Err(ApiError::field(
@@ -64,6 +64,7 @@ async fn answer(app: Arc<App>, wire: Wire, body: Bytes) -> Result<Response, ApiE
         ));
     }
     seats.extend(app.seats(replies - 1)?);
+    pictures::decode(&app, model, &mut asked).await?;
     let choices = Choices::submit(&app, model, &asked, seats, arrived)?;
     match asked.stream {
         true => Ok(streamed(&app, model, wire, &asked, choices)),

@@ -15,6 +15,7 @@ use super::replies::collect;
 use super::state::{App, Model};
 use crate::failure::Failure;
 use crate::output::note;
+use crate::pictures::Placed;
 
 const PROMPT: &str = "Hello";
 const TOKENS: u32 = 8;
@@ -53,7 +54,7 @@ fn asked(model: &Model) -> Result<Asked, ApiError> {
     let mut ids = encode(&render(&chat, model)?, "messages", model)?;
     ids.truncate(model.context - 1);
     Ok(Asked {
-        prompts: vec![Prompt::new(ids, ReplyForm::Plain, "messages", model)?],
+        prompts: vec![Prompt::new(Placed::text(ids), ReplyForm::Plain, "messages", model)?],
         submission: Submission { max_tokens: Some(TOKENS), ..Submission::new(Vec::new()) },
         n: 1,
         seed: 0,
@@ -61,5 +62,6 @@ fn asked(model: &Model) -> Result<Asked, ApiError> {
         include_usage: false,
         logprobs: Some(0),
         ignored: Ignored::default(),
+        held: None,
     })
 }

@@ -3,6 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
+use vision::{Budget, Limits};
+
+use crate::pictures::Allowed;
+
 /// The settings of a server. The defaults are those of the command line.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -28,6 +33,12 @@ pub struct Settings {
     pub max_n: usize,
     /// Bytes of the largest body.
     pub body_limit: usize,
+    /// Most pictures of a request; frames of a video are pictures.
+    pub max_pictures: usize,
+    /// Most pixels of all pictures of a request, as they are sent.
+    pub max_picture_pixels: u64,
+    /// Bytes that the pictures of all requests under way may hold.
+    pub picture_memory: u64,
     /// How long a client may take no byte of an answer that is ready for it.
     pub write_timeout: Duration,
     /// How long a client may take to send the head of a request, and then its body.
@@ -60,6 +71,9 @@ impl Default for Settings {
             default_thinking: None,
             max_n: 16,
             body_limit: 4 << 20,
+            max_pictures: Budget::default().pictures,
+            max_picture_pixels: Budget::default().pixels,
+            picture_memory: 2 << 30,
             write_timeout: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),
@@ -69,6 +83,19 @@ impl Default for Settings {
             sanity_sha: None,
             config_hash: String::new(),
         }
+    }
+}
+
+impl Settings {
+    /// What the pictures of one request may cost.
+    pub(crate) fn pictures(&self) -> Allowed {
+        let budget = Budget { pictures: self.max_pictures, pixels: self.max_picture_pixels };
+        Allowed { budget, limits: Limits::default() }
+    }
+
+    /// The memory for pictures, in the unit in which it is given out.
+    pub(crate) fn picture_memory_kib(&self) -> usize {
+        usize::try_from(self.picture_memory >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
     }
 }
 

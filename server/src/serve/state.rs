@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::RwLock;
 use runtime::chat::ChatTemplate;
 use runtime::engine::Handle;
+use runtime::pictures::Sight;
 use runtime::tokenizer::Tokenizer;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,8 @@ use super::settings::Settings;
 
 /// Large bodies that may be in memory at once.
 const LARGE_BODIES: usize = 64;
+/// Pictures that are decoded at once.
+const PICTURE_READERS: usize = 2;
 
 /// The server's shared state.
 pub(crate) struct App {
@@ -30,6 +33,10 @@ pub(crate) struct App {
     pub(crate) large_bodies: Arc<Semaphore>,
     /// The turn to read a large body: tokens of one take much memory, and small ones should not wait behind it.
     pub(crate) large_reader: Semaphore,
+    /// The turns to decode a picture: one takes much memory, and texts should find a thread too.
+    pub(crate) picture_reader: Arc<Semaphore>,
+    /// One permit for each KiB that pictures of requests under way may hold.
+    pub(crate) picture_memory: Arc<Semaphore>,
     /// Connections end as soon as they are idle.
     pub(crate) closing: CancellationToken,
     phase: RwLock<Phase>,
@@ -59,6 +66,8 @@ pub(crate) struct Model {
     pub(crate) handle: Handle,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) chat: ChatTemplate,
+    /// How it sees, if it does.
+    pub(crate) sight: Option<Arc<Sight>>,
     /// Rows of the vocabulary.
     pub(crate) vocab: usize,
     /// Positions that one reply can have, its prompt included.
@@ -81,6 +90,8 @@ impl App {
             closing: CancellationToken::new(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             large_reader: Semaphore::new(1),
+            picture_reader: Arc::new(Semaphore::new(PICTURE_READERS)),
+            picture_memory: Arc::new(Semaphore::new(settings.picture_memory_kib())),
             phase: RwLock::new(Phase::Loading),
             model: OnceLock::new(),
             seats: Arc::new(Semaphore::new(settings.lanes + settings.queue)),

@@ -116,8 +116,17 @@ pub(crate) const MESSAGE: Table = Table {
     ignorable: &["name", "refusal", "annotations", "audio", "function_call"],
 };
 
-/// A part of a message's content.
+/// A part of a message's content: text,
 pub(crate) const PART: Table = Table { carried: &["type", "text"], ignorable: &[] };
+
+/// a picture,
+pub(crate) const PICTURE_PART: Table = Table { carried: &["type", "image_url"], ignorable: &[] };
+
+/// and what says where it is,
+pub(crate) const IMAGE_URL: Table = Table { carried: &["url", "detail"], ignorable: &[] };
+
+/// or the frames of a clip.
+pub(crate) const CLIP_PART: Table = Table { carried: &["type", "video", "fps"], ignorable: &[] };
 
 #[cfg(test)]
 mod tests {
@@ -127,7 +136,17 @@ mod tests {
 
     #[test]
     fn no_field_is_in_two_lists() {
-        for table in [&CHAT, &COMPLETIONS, &TOKENIZE, &DETOKENIZE, &MESSAGE, &PART] {
+        for table in [
+            &CHAT,
+            &COMPLETIONS,
+            &TOKENIZE,
+            &DETOKENIZE,
+            &MESSAGE,
+            &PART,
+            &PICTURE_PART,
+            &IMAGE_URL,
+            &CLIP_PART,
+        ] {
             let all: Vec<_> = table.carried.iter().chain(table.ignorable).collect();
             assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len());
         }

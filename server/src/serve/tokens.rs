@@ -17,9 +17,11 @@ pub(crate) fn tokenize(body: &[u8], app: &App, model: &Model) -> Result<(Value, 
         Some(text) => encode(&text, "prompt", model)?,
         None => {
             let generation = fields.flag("add_generation_prompt")?.unwrap_or(true);
-            let mut chat = conversation(&mut fields, app, model, &mut ignored)?;
-            chat.add_generation_prompt = generation;
-            encode(&render(&chat, model)?, "messages", model)?
+            let mut conversation = conversation(&mut fields, app, model, &mut ignored)?;
+            conversation.chat.add_generation_prompt = generation;
+            let text = render(&conversation.chat, model)?;
+            let ids = encode(&text, "messages", model)?;
+            conversation.place(&text, ids, app, model)?.ids
         }
     };
     fields.finish()?;

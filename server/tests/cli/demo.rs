@@ -34,15 +34,20 @@ fn a_demo_needs_no_arguments_wherever_it_is_started() {
         let found = lines.iter().position(|line| words.iter().all(|word| line.contains(word)));
         found.unwrap_or_else(|| panic!("{words:?} is in no line of:\n{}", ended.stdout))
     };
-    assert_eq!(ended.stdout.matches(" joins ").count(), 8);
-    assert_eq!(ended.stdout.matches(" leaves ").count(), 8);
+    assert_eq!(ended.stdout.matches(" joins ").count(), 9);
+    assert_eq!(ended.stdout.matches(" leaves ").count(), 9);
     // Lanes overlap, and some come after others left.
     assert!(at(["sum ", "joins"]) < at(["story ", "leaves"]));
     assert!(at(["sum ", "leaves"]) < at(["repeat ", "joins"]));
     at(["sum ", "27 + 58 = 85. (stop after 12 tokens)"]);
     at(["spell ", "n-e-d-r-a-g. (stop after 8 tokens)"]);
+    let described =
+        "There is a red circle on the left and a blue square on the right. The background is white.";
+    at(["picture ", described]);
+    let shown = at(["picture ", "Describe the picture. (the one below)"]);
+    assert!(lines[shown + 1..shown + 16].iter().any(|line| line.contains("██")), "{}", ended.stdout);
     at(["count ", "(cancelled after "]);
-    at(["rounds ", "eager 8 (prompt pass)"]);
+    at(["rounds ", "eager 9 (prompt pass)"]);
     at(["pages ", "992 of 992 free"]);
     assert!(!ended.stdout.contains('\x1b'), "plain text where there is no terminal");
 }

@@ -15,6 +15,7 @@ mod loading;
 mod logits;
 mod messages;
 mod model_folders;
+mod pictures;
 mod pipes;
 mod plan;
 mod prompts;

@@ -15,7 +15,7 @@ fn answer(chat: &str, options: &[&str]) -> Ended {
 }
 
 /// A probe of the demo model: a chat file, and the answer to it.
-fn probe(id: &str) -> (Value, String) {
+pub(crate) fn probe(id: &str) -> (Value, String) {
     let text = fs::read_to_string(data("probes/tiny.json")).unwrap();
     let all: Value = serde_json::from_str(&text).unwrap();
     let probe = all["probes"].as_array().unwrap().iter().find(|probe| probe["id"] == id).unwrap();
@@ -63,19 +63,6 @@ fn enable_thinking_reaches_the_template_and_the_option_wins() {
 fn parts_of_text_are_a_chat_too() {
     let chat = json!([{"role": "user", "content": [{"type": "text", "text": "Spell garden backwards."}]}]);
     assert_eq!(answer(&chat.to_string(), &[]).good().stdout, "n-e-d-r-a-g.\n");
-}
-
-#[test]
-fn pictures_and_videos_are_refused_with_the_message_that_holds_them() {
-    let with = |part: Value| {
-        json!([{"role": "user", "content": "Hello!"}, {"role": "user", "content": [part, {"type": "text", "text": "?"}]}])
-            .to_string()
-    };
-    for kind in ["image", "image_url", "video"] {
-        let words = ["chat.json", "message 2", kind, "text only"];
-        answer(&with(json!({"type": kind, kind: "a.png"})), &[]).refused(&words);
-        answer(&with(json!({kind: "a.png"})), &[]).refused(&words);
-    }
 }
 
 #[test]

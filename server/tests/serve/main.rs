@@ -18,6 +18,7 @@ mod life;
 mod limits;
 mod metrics;
 mod mutants;
+mod pictures;
 mod prompts;
 mod queue;
 mod ranks;
@@ -53,7 +54,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-const MODULES: [(&str, &[Test]); 21] = [
+const MODULES: [(&str, &[Test]); 22] = [
     ("reader", reader::TESTS),
     ("routes", routes::TESTS),
     ("fields", fields::TESTS),
@@ -62,6 +63,7 @@ const MODULES: [(&str, &[Test]); 21] = [
     ("replies", replies::TESTS),
     ("sampling", sampling::TESTS),
     ("cross", cross::TESTS),
+    ("pictures", pictures::TESTS),
     ("bodies", bodies::TESTS),
     ("hostile", hostile::TESTS),
     ("idle", idle::TESTS),

@@ -21,6 +21,14 @@ fn seeds() -> Vec<(&'static str, Value)> {
     let small = json!({"max_tokens": 1, "n": 1});
     let mut seeds: Vec<_> =
         every_kind().into_iter().map(|prompt| (prompt.path, with(prompt.body, small.clone()))).collect();
+    let frame = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
+    let parts = json!([
+        {"type": "image_url", "image_url": {"url": frame, "detail": "auto"}},
+        {"type": "video", "video": [frame, frame, frame], "fps": 2},
+        {"type": "text", "text": "Describe them."},
+    ]);
+    let seen = json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 1});
+    seeds.extend([(CHAT, seen.clone()), ("/tokenize", json!({"messages": seen["messages"]}))]);
     seeds.push(("/tokenize", json!({"prompt": "Spell garden backwards."})));
     seeds.push(("/tokenize", json!({"messages": [{"role": "user", "content": "Hello!"}]})));
     seeds.push(("/detokenize", json!({"tokens": [17, 259, byte_token(b'a')]})));
@@ -169,6 +177,9 @@ fn mutated_bytes_are_answered_or_refused() {
         let (path, body) = &seeds[pick(&mut random, &seeds)];
         let mut body = body.to_string().into_bytes();
         for _ in 0..=random.below(3) {
+            if body.is_empty() {
+                break;
+            }
             let at = pick(&mut random, &body);
             match random.below(4) {
                 0 => body[at] = random.below(256) as u8,

@@ -1,6 +1,7 @@
 """The official OpenAI client for Python against `roundhouse serve`: what users of it meet."""
 
 import asyncio
+import base64
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import openai
 from openai import AsyncOpenAI, OpenAI
 
 BINARY, MODEL = sys.argv[1:3]
+PICTURE = os.path.join(MODEL, "../../tests/probes/images/two_shapes.png")
 KEY = "a key of the tests"
 GARDEN = [{"role": "user", "content": "Spell garden backwards."}]
 COUNT = [{"role": "user", "content": "Count from 5 to 16."}]
@@ -151,6 +153,24 @@ class Client(unittest.TestCase):
                 if choice.logprobs:
                     streamed += choice.logprobs.content
         self.assertEqual(streamed, content)
+
+    def test_a_picture_beside_a_text(self):
+        with open(PICTURE, "rb") as file:
+            url = "data:image/png;base64," + base64.b64encode(file.read()).decode()
+
+        def ask(*parts):
+            return self.chat(model="tiny", messages=[{"role": "user", "content": list(parts)}], temperature=0)
+
+        picture = {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+        question = {"type": "text", "text": "What color is the square?"}
+        reply = ask(picture, question)
+        self.assertEqual(reply.choices[0].message.content, "The square is blue.")
+        self.assertEqual(reply.usage.prompt_tokens, 103)
+        self.assertEqual(ask(question, picture).usage.prompt_tokens, 103)
+        link = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+        with self.assertRaises(openai.BadRequestError) as caught:
+            ask(link, question)
+        self.assertEqual(caught.exception.param, "messages[0].content[0].image_url.url")
 
     def test_stop_texts(self):
         for stop in (", 10", [", 12", ", 10"]):
