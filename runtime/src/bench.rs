@@ -23,7 +23,7 @@ pub use pair::{GatherLine, PairLine, PairPrompt, Rounds, run_pair};
 pub use report::{Bandwidth, Line, PromptLine, RoundLine};
 pub use tower::{TowerLine, time_tower};
 
-use crate::engine::{Class, EngineOptions, open_opened};
+use crate::engine::{Class, EngineOptions, Vision, open_opened};
 use crate::error::Error;
 use crate::open::{Load, Opened, Progress};
 use crate::place::Place;
@@ -163,6 +163,7 @@ fn engine_options(opened: &Opened, options: &BenchOptions, steps: usize) -> Resu
         element: options.element,
         load: options.load,
         text: false,
+        vision: Vision::Off,
         table: options.table,
         exchange: options.exchange,
         classes: vec![Class { context: positions as u32, lanes: lanes as u16, pages: pages as u32 }],

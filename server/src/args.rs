@@ -23,8 +23,8 @@ pub(crate) use ranks::{RankArgs, Role};
 pub(crate) use sampling::{SamplingArgs, check as check_sampling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use values::{
-    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Ids, LoadFrom, Pieces, Projections,
-    Seconds, Sha, Stored, Switch, Table,
+    Architecture, Biases, ByteSize, Count, Counts, Dense, Device, Dtype, Eyes, Ids, LoadFrom, Pieces,
+    Projections, Seconds, Sha, Stored, Switch, Table,
 };
 pub(crate) use variables::{KUBERNETES, Variables};
 

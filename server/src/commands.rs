@@ -69,7 +69,7 @@ pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
 /// `roundhouse inspect`: the model folder in a few lines.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
     let options = EngineOptions::default();
-    let form = WeightForm::new(ElementType::Bf16, Order::Rows);
+    let form = options.form(&args.model).map_err(engine_failure)?;
     let opened = Opened::new(&args.model, form).map_err(engine_failure)?;
     let plan = engine::memory_plan(&opened, &options).map_err(engine_failure)?;
     let unused: String = opened.unused().iter().map(|part| format!("{part}\n")).collect();

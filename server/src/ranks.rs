@@ -163,6 +163,8 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
         .with("--lanes", class.lanes)
         .with("--context", class.context)
         .with("--memory", options.page_memory.map_or("not set".into(), |bytes| bytes.to_string()))
+        .with("--vision", format!("{:?}", options.vision))
+        .with("--feature-memory", format!("{:?}", options.feature_bytes))
         .with("--audit", options.audit)
         .with("waiting requests", options.queue)
         .with("rows of a piece", options.piece_rows))

@@ -1,10 +1,17 @@
 //! The vision tower on CUDA: recorded features, pictures together, and the real shape.
 
+use std::fs;
+use std::time::Instant;
+
 use graph::{CudaOptions, Device};
 use kernels::numerics::ElementType;
+use planner::RequestId;
 use runtime::bench::time_tower;
+use runtime::checkpoint::layout::Wanted;
+use runtime::engine::{Class, EngineOptions, Sink, Vision, open};
 use runtime::open::Load;
 use runtime::place::Place;
+use runtime::request::Submission;
 use runtime::tower::TowerLimits;
 use tests::fixture::repository;
 use tests::sight::pictures_leave_the_same_bytes;
@@ -19,6 +26,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("pictures_through_the_engine_leave_the_same_bytes", || pictures_leave_the_same_bytes(Place::Cuda(0))),
     ("real_pictures_together_are_pictures_alone", real_pictures_together_are_pictures_alone),
     ("a_picture_of_2040_tokens_is_timed", a_picture_of_2040_tokens_is_timed),
+    ("text_rounds_beside_the_tower_are_as_quick", text_rounds_beside_the_tower_are_as_quick),
 ];
 
 fn cuda() -> Device {
@@ -52,6 +60,48 @@ fn real_pictures_together_are_pictures_alone() {
     drop(rig);
     let limits = TowerLimits { patches: 4096, piece: 1000 };
     assert!(Rig::made(&device, &dir, limits).encode(items) == together, "in pieces");
+}
+
+/// Text rounds of the real shape, with its tower in memory and without, in turn. Says by how much they differ.
+fn text_rounds_beside_the_tower_are_as_quick() {
+    let home = tempfile::tempdir().expect("a folder");
+    for file in ["real/config.json", "tiny/preprocessor_config.json", "tiny/video_preprocessor_config.json"] {
+        let from = repository("models").join(file);
+        fs::copy(&from, home.path().join(from.file_name().expect("a name"))).expect("it is there");
+    }
+    let engine = |vision| {
+        let options = EngineOptions {
+            place: Place::Cuda(0),
+            load: Load::Dummy { layers: Some(8), seed: 1, stored: Wanted::default() },
+            text: false,
+            vision,
+            classes: vec![Class { context: 4096, lanes: 1, pages: 0 }],
+            ..EngineOptions::default()
+        };
+        let opened = open(home.path(), &options, &mut |_| {});
+        let mut engine = opened.unwrap_or_else(|error| panic!("{error}")).engine;
+        let mut submission = Submission::new((1..1000).collect());
+        (submission.max_tokens, submission.ignore_eos) = (Some(3000), true);
+        engine.submit(RequestId(1), submission, Sink::new(|_| Ok(())));
+        engine
+    };
+    // One after another: both do not fit at once with all that they reserve.
+    let median = |vision| {
+        let mut engine = engine(vision);
+        let mut times = Vec::new();
+        let mut last = Instant::now();
+        while times.len() < 1500 {
+            engine.metered_turn().unwrap_or_else(|error| panic!("{error}"));
+            times.push(last.elapsed());
+            last = Instant::now();
+        }
+        times.sort();
+        times[times.len() / 2].as_secs_f64()
+    };
+    let [off, on] = [Vision::Off, Vision::Patches(8192)].map(median);
+    let [off, on] = [off.min(median(Vision::Off)), on.min(median(Vision::Patches(8192)))];
+    println!("a text round with the tower in memory: {:.4} ms; without: {:.4} ms", 1e3 * on, 1e3 * off);
+    assert!(on < 1.01 * off, "{on} {off}");
 }
 
 /// Says what it takes; what it may take is for a bench on a device that does nothing else.

@@ -220,7 +220,7 @@ fn prompt(engine: &mut Engine, tokens: usize, next: &mut u64) -> Result<f64, Err
 
 /// A request of random ids.
 fn made(engine: &Engine, tokens: usize, most: usize, next: &mut u64) -> Submission {
-    let vocab = engine.runner().model.config.vocab_size as f64;
+    let vocab = engine.runner().model.config.text_ids() as f64;
     let mut id = || {
         *next += 1;
         ((0.5 + 0.5 * f64::from(kernels::random::uniform(5, *next))) * vocab) as u32

@@ -478,7 +478,7 @@ impl<'o> Rig<'o> {
     fn token(&mut self) -> u32 {
         self.next += 1;
         let part = 0.5 + 0.5 * f64::from(kernels::random::uniform(5, self.next));
-        (part * self.config().vocab_size as f64) as u32
+        (part * self.config().text_ids() as f64) as u32
     }
 
     fn config(&self) -> &ModelConfig {

@@ -13,7 +13,7 @@ use runtime::place::Place;
 use runtime::receipts::CheckOptions;
 use runtime::weights::TablePlace;
 
-use super::{ByteSize, Dense, Device, Dtype, LoadFrom, RankArgs, Stored, Switch, Table};
+use super::{ByteSize, Dense, Device, Dtype, Eyes, LoadFrom, RankArgs, Stored, Switch, Table};
 use crate::failure::Failure;
 
 /// The seed of dummy weights.
@@ -107,6 +107,22 @@ pub(crate) struct EngineArgs {
     /// longest context at least.
     #[arg(long, env = "ROUNDHOUSE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<ByteSize>,
+
+    /// Whether pictures are taken: auto (if the model sees), off (its vision tower is not read), or the most patches of
+    /// a picture or a video, each of 16 x 16 pixels.
+    #[arg(
+        long,
+        env = "ROUNDHOUSE_VISION",
+        value_name = "WHAT",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
+    pub(crate) vision: Eyes,
+
+    /// Memory for the features of pictures that run, wait or were seen before, in bytes or with K, M, G or T; 32M on
+    /// the host device and 512M on CUDA if not given.
+    #[arg(long, env = "ROUNDHOUSE_FEATURE_MEMORY", value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) feature_memory: Option<ByteSize>,
 
     /// Every how many graph rounds one runs eager and is compared with its graph; 0 is never.
     #[arg(
@@ -217,6 +233,8 @@ impl EngineArgs {
             exchange: self.ranks.exchange(),
             classes: vec![Class { context, lanes: self.lanes, pages: 0 }],
             page_memory: self.memory.map(|size| size.0),
+            vision: self.vision.0,
+            feature_bytes: self.feature_memory.map(|size| usize::try_from(size.0).unwrap_or(usize::MAX)),
             audit: self.audit,
             ..EngineOptions::default()
         }

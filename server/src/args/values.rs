@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use kernels::numerics::ElementType;
 use runtime::checkpoint::layout::Format;
+use runtime::engine::Vision;
 use runtime::weights::{DenseForm, TablePlace};
 
 /// The device that was asked for.
@@ -90,6 +91,10 @@ pub(crate) struct Biases(pub(crate) Vec<Bias>);
 /// A size in bytes, above zero; K, M, G and T stand for powers of 1024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ByteSize(pub(crate) u64);
+
+/// Whether pictures are taken, and how large they may be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Eyes(pub(crate) Vision);
 
 /// A time in seconds, with parts of one if need be; at most a day.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -222,6 +227,19 @@ impl FromStr for Pieces {
     }
 }
 
+impl FromStr for Eyes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Eyes, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Eyes(Vision::Auto)),
+            ("off", _) => Ok(Eyes(Vision::Off)),
+            (_, Ok(patches)) if patches > 0 => Ok(Eyes(Vision::Patches(patches))),
+            _ => Err("give auto, off, or the most patches of a picture, like 16384".into()),
+        }
+    }
+}
+
 impl FromStr for Count {
     type Err = String;
 
@@ -317,6 +335,16 @@ mod tests {
         assert_eq!("0".parse(), Ok(Seconds(Duration::ZERO)));
         for text in ["", "-1", "nan", "inf", "1e9", "1s"] {
             assert!(text.parse::<Seconds>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn eyes_are_open_shut_or_measured() {
+        assert_eq!("auto".parse(), Ok(Eyes(Vision::Auto)));
+        assert_eq!("off".parse(), Ok(Eyes(Vision::Off)));
+        assert_eq!("4096".parse(), Ok(Eyes(Vision::Patches(4096))));
+        for text in ["", "on", "0", "-1", "4k", "1.5"] {
+            assert!(text.parse::<Eyes>().is_err(), "{text}");
         }
     }
 

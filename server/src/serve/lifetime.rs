@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn last_words_are_part_of_the_time() {
-        for (seconds, words) in [(25.0, 2.0), (3.0, 0.75), (0.0, 0.0)] {
+        for (seconds, words) in [(25.0, 3.0), (4.0, 1.0), (0.0, 0.0)] {
             let whole = Duration::from_secs_f64(seconds);
             let (before, last) = split(whole);
             assert_eq!((before + last, last), (whole, Duration::from_secs_f64(words)));

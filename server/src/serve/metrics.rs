@@ -20,6 +20,9 @@ const OUTCOMES: [&str; 7] = ["stop", "length", "cancelled", "slow", "failed", "s
 /// What becomes of pictures; each has a series from the start.
 const PICTURES: [&str; 2] = ["decoded", "refused"];
 
+/// Where the features of pictures come from; each has a series from the start.
+const FEATURES: [&str; 2] = ["kept", "made"];
+
 /// The status of a request whose client was gone before it had one.
 const GONE: &str = "499";
 
@@ -47,6 +50,8 @@ pub(crate) struct Metrics {
     evictions: IntCounter,
     audits_failed: IntCounter,
     slabs_refused: IntCounter,
+    features: IntCounterVec,
+    feature_bytes: IntGauge,
 }
 
 impl Metrics {
@@ -92,6 +97,12 @@ impl Metrics {
             evictions: counter("graph_evictions_total", "Recorded rounds that were given up."),
             audits_failed: counter("audits_failed_total", "Audits that found a graph unlike its round."),
             slabs_refused: counter("slabs_refused_total", "Slabs of lanes that found no memory."),
+            features: labelled(
+                "picture_features_total",
+                "Pictures by whether their features were there or had to be made.",
+                &["outcome"],
+            ),
+            feature_bytes: gauge("picture_feature_bytes", "Memory of kept features of pictures in bytes."),
             registry: registry.clone(),
         };
         let help = "When the process started, in seconds since 1970.";
@@ -111,6 +122,9 @@ impl Metrics {
         });
         PICTURES.iter().for_each(|outcome| {
             metrics.pictures.with_label_values(&[outcome]);
+        });
+        FEATURES.iter().for_each(|outcome| {
+            metrics.features.with_label_values(&[outcome]);
         });
         metrics.requests.with_label_values(&["/health", "200"]);
         metrics
@@ -143,6 +157,10 @@ impl Metrics {
         rounds(&["captured", ""], stats.rounds.captured);
         rounds(&["replayed", ""], stats.rounds.replayed);
         stats.rounds.eager.iter().for_each(|(reason, total)| rounds(&["eager", reason], *total));
+        for (outcome, total) in FEATURES.iter().zip([stats.pictures.hits, stats.pictures.misses]) {
+            raise(&self.features.with_label_values(&[outcome]), total);
+        }
+        self.feature_bytes.set(stats.pictures.bytes as i64);
         raise(&self.evictions, stats.bank.evicted);
         raise(&self.audits_failed, stats.audits_failed);
         raise(&self.slabs_refused, stats.slabs_refused);

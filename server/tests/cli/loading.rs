@@ -14,9 +14,9 @@ fn a_pipe_gets_the_plan_a_line_before_and_a_line_after() {
     let order = [
         "loading ",
         "device host",
-        "memory plan  349 MiB of the device",
-        "reading 25.7 MiB",
-        "read 25.7 MiB",
+        "memory plan  438 MiB of the device",
+        "reading 28.0 MiB",
+        "read 28.0 MiB",
         "length after 1",
     ];
     assert!(order.map(at).is_sorted(), "{notes}");

@@ -30,6 +30,7 @@ crate::tests! {
     pixels_have_a_budget,
     a_prompt_of_pictures_that_is_too_long_is_refused_with_its_tokens,
     memory_for_pictures_is_shared,
+    a_blind_server_says_so,
     pictures_are_counted;
     giants_and_swarms_are_refused_in_little_time_and_memory,
 }
@@ -506,6 +507,22 @@ fn memory_for_pictures_is_shared() {
     }
 }
 
+/// A server that was told not to see says so.
+fn a_blind_server_says_so() {
+    let server = Server::start(&["--vision", "off"]);
+    let error =
+        server.post(CHAT, &parts(&[text("a"), picture(&gray(32, 32))])).names("messages[0].content[1]");
+    assert!(error["message"].as_str().is_some_and(|why| why.contains("reads no pictures")), "{error}");
+    server.post(CHAT, &chat("Hello!")).good();
+    let server = Server::start(&["--vision", "256"]);
+    server.post(CHAT, &with(parts(&[picture(&gray(256, 256))]), json!({"max_tokens": 1}))).good();
+    let error = server.post(CHAT, &parts(&[picture(&gray(512, 512))])).names("messages[0].content[0]");
+    assert!(
+        error["message"].as_str().is_some_and(|why| why.contains("1024 patches; the model takes 256")),
+        "{error}"
+    );
+}
+
 fn pictures_are_counted() {
     let server = Server::start(&[]);
     let count = |outcome: &str| server.metrics().sum("roundhouse_pictures_total", &[("outcome", outcome)]);
@@ -514,8 +531,14 @@ fn pictures_are_counted() {
     let good = parts(&[picture(&small), clip(&[small.clone(), small.clone(), small.clone()], 2.0)]);
     server.post(CHAT, &with(good, json!({"max_tokens": 1}))).good();
     assert_eq!((count("decoded"), count("refused")), (4.0, 0.0));
+    let again = parts(&[picture(&small)]);
+    let features =
+        |outcome: &str| server.metrics().sum("roundhouse_picture_features_total", &[("outcome", outcome)]);
+    let before = (features("made"), features("kept"));
+    server.post(CHAT, &with(again, json!({"max_tokens": 1}))).good();
+    assert_eq!((features("made"), features("kept")), (before.0, before.1 + 1.0), "it was seen before");
     server.post(CHAT, &parts(&[picture(b"x")])).error(400);
-    assert_eq!((count("decoded"), count("refused")), (4.0, 1.0));
+    assert_eq!((count("decoded"), count("refused")), (5.0, 1.0));
     server.post(CHAT, &parts(&[picture(&small), picture(&small[..small.len() - 20])])).error(400);
     assert_eq!(count("refused"), 2.0);
 }
