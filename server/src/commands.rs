@@ -11,8 +11,6 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::Path;
 
-use ::kernels::numerics::ElementType;
-use ::kernels::weight::Order;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Load, Opened, Progress};
@@ -20,7 +18,7 @@ use runtime::probe::{self, LogitsOptions, LogitsRequest};
 use runtime::quality;
 use runtime::ranks::Rank;
 use runtime::receipts::{self, CheckOptions, Receipt};
-use runtime::weights::{DenseForm, WeightForm};
+use runtime::weights::DenseForm;
 use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use bench::bench;
