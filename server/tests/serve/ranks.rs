@@ -15,6 +15,7 @@ crate::tests! {
     signals_to_both_let_replies_end,
     a_killed_follower_ends_streams_and_the_server,
     a_killed_follower_of_an_idle_server_is_noticed,
+    a_follower_killed_while_both_start_ends_the_server,
     a_stopped_follower_ends_streams_in_time,
     a_killed_leader_leaves_no_follower_behind,
 }
@@ -133,6 +134,19 @@ fn a_killed_follower_of_an_idle_server_is_noticed() {
     signal("KILL", follower(&server));
     let status = server.ended_within(SOON).expect("it notices");
     assert_eq!(status.code(), Some(3), "{}", server.notes().text());
+}
+
+/// While they meet, load, capture their first graphs, or make the first reply.
+fn a_follower_killed_while_both_start_ends_the_server() {
+    for step in 0..8 {
+        let mut server = Server::bound(crate::server::serve(&["--tp", "2"]));
+        let follower = follower(&server);
+        thread::sleep(step * Duration::from_millis(60));
+        signal("KILL", follower);
+        let status = server.ended_within(SOON).expect("it notices");
+        assert_eq!(status.code(), Some(3), "{}", server.notes().text());
+        assert!(server.notes().text().contains("rank 1"), "{}", server.notes().text());
+    }
 }
 
 /// As a terminal sends them, or a service manager, to all processes at once.
