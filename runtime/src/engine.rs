@@ -13,10 +13,10 @@
 mod event;
 mod eyes;
 mod handle;
-mod media;
+pub(crate) mod media;
 mod metered;
 mod options;
-mod sight;
+pub(crate) mod sight;
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
@@ -284,23 +284,13 @@ impl Engine {
 
     /// What the pictures of a request mean for its rows; nothing if it has none.
     fn shown(&self, submission: &Submission) -> Result<Option<Shown>, Error> {
-        let tower = self.sees.as_ref().or(self.runner.model.config.vision.as_ref());
-        match (tower, submission.media.is_empty()) {
-            (None, true) => Ok(None),
-            (Some(tower), true) => media::no_placeholders(&submission.prompt, tower).map(|()| None),
-            (Some(tower), false) if self.sees.is_some() => {
-                let mut shown = Shown::new(submission, tower, self.eyes.as_ref().map(Eyes::most))?;
-                if let Some(fault) = self.options.picture_fault {
-                    shown.plant(fault);
-                }
-                Ok(Some(shown))
-            }
-            (_, false) => Err(Error::Prompt(format!(
-                "the request brings {} pictures, and this engine takes none; use a model with a vision tower, and leave \
-                 out --vision off",
-                submission.media.len()
-            ))),
+        let (sees, has) = (self.sees.as_ref(), self.runner.model.config.vision.as_ref());
+        let most = self.eyes.as_ref().map(Eyes::most);
+        let mut shown = Shown::of(&submission.prompt, &submission.media, sees, has, most)?;
+        if let (Some(shown), Some(fault)) = (&mut shown, self.options.picture_fault) {
+            shown.plant(fault);
         }
+        Ok(shown)
     }
 
     /// Hands a request to the planner, here and on the other rank.

@@ -161,6 +161,10 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "IDS")]
     pub(crate) ids: Ids,
 
+    /// A picture for the next placeholder of the ids; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
+
     /// Sizes of the prompt pieces, for example 64,64,5.
     #[arg(long, value_name = "SIZES")]
     pub(crate) pieces: Option<Pieces>,

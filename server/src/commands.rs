@@ -5,6 +5,7 @@ mod convert;
 mod demo;
 mod generate;
 mod kernels;
+mod logits;
 mod serve;
 
 use std::fs;
@@ -14,55 +15,25 @@ use std::path::Path;
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
 use runtime::open::{Load, Opened, Progress};
-use runtime::probe::{self, LogitsOptions, LogitsRequest};
+use runtime::probe::LogitsOptions;
 use runtime::quality;
 use runtime::ranks::Rank;
 use runtime::receipts::{self, CheckOptions, Receipt};
 use runtime::weights::DenseForm;
-use safetensors::tensor::{Dtype, TensorView};
 
 pub(crate) use bench::bench;
 pub(crate) use convert::convert;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
 pub(crate) use kernels::build as build_kernels;
+pub(crate) use logits::logits;
 pub(crate) use serve::serve;
 
-use crate::args::{CheckArgs, Chosen, InspectArgs, LogitsArgs, PlanArgs};
+use crate::args::{CheckArgs, Chosen, InspectArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
 use crate::ranks::{self, Begun};
-
-/// `roundhouse logits`: one tensor with a row per position.
-pub(crate) fn logits(args: &LogitsArgs) -> Result<(), Failure> {
-    let request = LogitsRequest {
-        ids: args.ids.0.clone(),
-        pieces: args.pieces.as_ref().map(|pieces| pieces.0.clone()),
-        decode_from: args.decode_from,
-    };
-    let chosen = args.run.choose()?;
-    note(chosen.opening(&args.model));
-    let Chosen { place, element, load, table, .. } = chosen;
-    let context = args.context.context;
-    let options = LogitsOptions { place, element, load, table, context, ..LogitsOptions::default() };
-    let logits = probe::logits(&args.model, &options, &request, &mut told()).map_err(engine_failure)?;
-
-    let bytes: Vec<u8> = logits.data.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let tensor = TensorView::new(Dtype::F32, vec![logits.positions, logits.vocab], &bytes)
-        .expect("there are positions x vocab values");
-    let file = safetensors::serialize([("logits", tensor)], None).expect("one plain tensor can be written");
-    fs::write(&args.out, file).map_err(|error| {
-        Failure::Input(format!("cannot write {}: {error}; choose another --out", args.out.display()))
-    })?;
-    note(format_args!(
-        "wrote the logits of {} positions over {} tokens to {}",
-        logits.positions,
-        logits.vocab,
-        args.out.display()
-    ));
-    Ok(())
-}
 
 /// `roundhouse inspect`: the model folder in a few lines.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {

@@ -13,9 +13,7 @@ use serde_json::{Value, json};
 use crate::args::{GenerateArgs, Switch};
 use crate::failure::Failure;
 use crate::image_root::{self, ImageRoot};
-use crate::pictures::{
-    self, Allowed, Content, Decoding, Looked, Placed, Refused, Sent, frame_place, part_place,
-};
+use crate::pictures::{self, Allowed, Content, Looked, Placed, Refused, Sent, frame_place, part_place};
 
 /// A prompt before the model's tokenizer and template are known.
 pub(crate) enum Prompt {
@@ -106,14 +104,9 @@ impl Reader<'_> {
             return Ok((ids, Vec::new()));
         }
         let planned = looked.into_iter().map(|looked| looked.plan(sight)).collect::<Result<_, _>>()?;
-        let placed = Placed::new(&ids, planned, sight, self.tokenizer, self.context);
-        let Placed { ids, spans, planned } = placed.map_err(|why| Refused::new("messages", why))?;
-        let media = planned.into_iter().enumerate().map(|(number, planned)| {
-            let (patches, key) = Decoding::new(planned, sight.clone(), Allowed::default().limits).whole()?;
-            Ok(pictures::media(number, &spans, patches, key))
-        });
-        let media = media.collect::<Result<_, _>>()?;
-        Ok((ids, media))
+        Placed::new(&ids, planned, sight, self.tokenizer, self.context, 1)
+            .map_err(|why| Refused::new("messages", why))?
+            .decode(sight)
     }
 }
 
@@ -122,6 +115,15 @@ fn beside(text: &str, files: &[PathBuf]) -> Result<Chat, String> {
     if files.is_empty() {
         return Ok(Chat { file: None, request: ChatRequest::user(text), looked: Vec::new() });
     }
+    let looked = images(files)?;
+    let mut parts = vec![picture_part(); files.len()];
+    parts.push(json!({"type": "text", "text": text}));
+    let request = ChatRequest::new(json!([{"role": "user", "content": parts}]));
+    Ok(Chat { file: None, request, looked })
+}
+
+/// The files of --image, whose headers keep the limits.
+pub(crate) fn images(files: &[PathBuf]) -> Result<Vec<Looked>, String> {
     let allowed = Allowed::default();
     let sent = |path: &PathBuf| {
         let file =
@@ -129,11 +131,7 @@ fn beside(text: &str, files: &[PathBuf]) -> Result<Chat, String> {
         Ok(Sent { place: format!("--image {}", path.display()), content: Content::Picture(file) })
     };
     let sent = files.iter().map(sent).collect::<Result<_, String>>()?;
-    let looked = pictures::look(sent, &allowed).map_err(|why| why.to_string())?;
-    let mut parts = vec![picture_part(); files.len()];
-    parts.push(json!({"type": "text", "text": text}));
-    let request = ChatRequest::new(json!([{"role": "user", "content": parts}]));
-    Ok(Chat { file: None, request, looked })
+    pictures::look(sent, &allowed).map_err(|why| why.to_string())
 }
 
 /// A picture as a template sees it.

@@ -23,8 +23,8 @@ fn quantised_while_loading_is_quantised_by_a_conversion() {
         let converted = Converted::new(&source, &options);
         let request = LogitsRequest {
             ids: (0..90).map(|id| id * 7919 % vocab).collect(),
-            pieces: None,
             decode_from: Some(70),
+            ..LogitsRequest::default()
         };
         for element in [ElementType::Bf16, ElementType::F32] {
             let run = |dir: &Path, load| {

@@ -23,7 +23,8 @@ fn with_table(format: Format) -> Converted {
 
 #[test]
 fn a_table_of_any_format_lives_anywhere() {
-    let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
+    let request =
+        LogitsRequest { ids: (10..90).collect(), decode_from: Some(70), ..LogitsRequest::default() };
     for format in TABLES {
         let converted = with_table(format);
         let run = |table| {

@@ -32,7 +32,8 @@ fn form() -> WeightForm {
 }
 
 fn some_logits(element: ElementType, load: Load) -> Logits {
-    let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
+    let request =
+        LogitsRequest { ids: (10..90).collect(), decode_from: Some(70), ..LogitsRequest::default() };
     let options = LogitsOptions { element, load, ..LogitsOptions::default() };
     logits(&repository("models/tiny"), &options, &request, &mut |_| {}).unwrap()
 }
@@ -157,7 +158,8 @@ fn what_does_not_fit_is_said_before_it_is_made() {
 #[test]
 fn made_tables_live_in_memory_alone() {
     let dir = repository("models/tiny");
-    let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
+    let request =
+        LogitsRequest { ids: (10..90).collect(), decode_from: Some(70), ..LogitsRequest::default() };
     let run = |table| {
         let options = LogitsOptions { load: dummy(None, 1), table, ..LogitsOptions::default() };
         logits(&dir, &options, &request, &mut |_| {})

@@ -157,7 +157,8 @@ fn a_plan_that_does_not_fit_is_refused_before_a_weight_is_read() {
 
 /// The logits of a few ids; or what they are refused with, and whether a weight was read.
 fn some_logits(options: &LogitsOptions) -> Result<Logits, String> {
-    let request = LogitsRequest { ids: (10..90).collect(), pieces: None, decode_from: Some(70) };
+    let request =
+        LogitsRequest { ids: (10..90).collect(), decode_from: Some(70), ..LogitsRequest::default() };
     let (mut read, mut plans) = (false, 0);
     let logits = logits(&repository(BASE), options, &request, &mut |progress| {
         read |= matches!(progress, Progress::Loading { .. });

@@ -5,34 +5,36 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use graph::{Arena, Ptr};
+use kernels::numerics::ElementType;
 use vision::{ContentKey, Positions, Span, Start, three_axis};
 
 use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::model::PictureRows;
-use crate::request::{Media, Submission};
+use crate::request::Media;
+use crate::tower::{TowerLimits, patch_bytes};
 
 /// The features of a picture or a clip, in memory of their own.
 #[derive(Debug)]
-pub(super) struct Features {
+pub(crate) struct Features {
     /// `[rows, hidden]` elements.
-    pub(super) arena: Arena,
+    pub(crate) arena: Arena,
     /// How many rows.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
 }
 
 /// What the pictures of a request mean for its rows.
-pub(super) struct Shown {
+pub(crate) struct Shown {
     /// The rotary position of every id of the prompt.
     axes: Vec<[i32; 3]>,
     /// What is added to the sequence positions of its decode rows.
-    pub(super) offset: i32,
+    pub(crate) offset: i32,
     /// Where pictures and pairs of frames stand, ascending.
     spans: Vec<Span>,
     /// What each picture or clip is.
     keys: Vec<ContentKey>,
     /// The features of each: none before they are made, and once the prompt is through.
-    pub(super) features: Vec<Arc<Features>>,
+    pub(crate) features: Vec<Arc<Features>>,
 }
 
 /// A fault to plant.
@@ -49,52 +51,95 @@ pub enum PictureFault {
 
 /// The most that a request may bring.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Most {
+pub(crate) struct Most {
     /// Patches of a picture or a clip.
     pub(super) patches: usize,
     /// Bytes of the features of all that differ.
-    pub(super) features: usize,
+    pub(crate) features: usize,
     /// Bytes of the pixels of a patch.
     pub(super) patch_bytes: usize,
     /// Bytes of a row of features.
-    pub(super) row_bytes: usize,
+    pub(crate) row_bytes: usize,
+}
+
+impl Most {
+    /// The most of a tower whose features have so many bytes.
+    pub(crate) fn of(
+        config: &VisionConfig,
+        limits: TowerLimits,
+        element: ElementType,
+        features: usize,
+    ) -> Most {
+        Most {
+            patches: limits.whole_squares(config).patches,
+            features,
+            patch_bytes: patch_bytes(config),
+            row_bytes: config.out_hidden_size * element.bytes(),
+        }
+    }
 }
 
 impl Shown {
-    /// Checks the pictures of a request against its prompt. `most` is what the rank that encodes them takes; the other
-    /// one sees no pixels.
+    /// Checks the pictures of a request against its prompt, and says what they mean for its rows; nothing if it has none.
+    /// `sees` is the tower if pictures are taken, `has` that of the model. `most` is what the rank that encodes them takes;
+    /// the other one sees no pixels.
     ///
     /// # Errors
-    /// What does not fit: which picture, and the number that decided.
-    pub(super) fn new(
-        submission: &Submission,
+    /// What does not fit: which picture, and the number that decided; pictures are not taken.
+    pub(crate) fn of(
+        prompt: &[u32],
+        media: &[Media],
+        sees: Option<&VisionConfig>,
+        has: Option<&VisionConfig>,
+        most: Option<Most>,
+    ) -> Result<Option<Shown>, Error> {
+        match (sees, media.is_empty()) {
+            // Whoever takes no pictures takes no placeholders for text either.
+            (_, true) => sees.or(has).map_or(Ok(()), |tower| covered(prompt, &[], tower)).map(|()| None),
+            (Some(tower), false) => Shown::new(prompt, media, tower, most).map(Some),
+            (None, false) => Err(Error::Prompt(format!(
+                "the request brings {} pictures, and this engine takes none; use a model with a vision tower, and leave \
+                 out --vision off",
+                media.len()
+            ))),
+        }
+    }
+
+    fn new(
+        prompt: &[u32],
+        media: &[Media],
         tower: &VisionConfig,
         most: Option<Most>,
     ) -> Result<Shown, Error> {
         let mut spans = Vec::new();
-        for (number, media) in submission.media.iter().enumerate() {
-            check(number, media, &submission.prompt, tower, most)
+        for (number, one) in media.iter().enumerate() {
+            check(number, one, prompt, tower, most)
                 .map_err(|why| Error::Prompt(format!("picture {number}: {why}")))?;
-            spans.extend_from_slice(&media.spans);
+            spans.extend_from_slice(&one.spans);
         }
-        let walk = three_axis(Start::default(), submission.prompt.len(), &spans)
+        let walk = three_axis(Start::default(), prompt.len(), &spans)
             .map_err(|error| Error::Prompt(error.to_string()))?;
-        covered(&submission.prompt, &spans, tower)?;
+        covered(prompt, &spans, tower)?;
         if let Some(most) = most {
-            let bytes = distinct(&submission.media)
-                .map(|media| rows_of(media, tower).saturating_mul(most.row_bytes))
+            let bytes = distinct(media)
+                .map(|one| rows_of(one, tower).saturating_mul(most.row_bytes))
                 .fold(0, usize::saturating_add);
             if bytes > most.features {
                 return Err(Error::Prompt(format!(
                     "the features of {} pictures take {bytes} bytes, and all pictures together have {}; send fewer or \
                      smaller ones, or give features more memory",
-                    submission.media.len(),
+                    media.len(),
                     most.features
                 )));
             }
         }
-        let keys = submission.media.iter().map(|media| media.key).collect();
+        let keys = media.iter().map(|one| one.key).collect();
         Ok(Shown { keys, ..Shown::at(walk, spans) })
+    }
+
+    /// The position behind the last row of a picture.
+    pub(crate) fn end(&self) -> usize {
+        self.spans.last().map_or(0, |span| span.first + span.rows())
     }
 
     /// The features of a picture, if they are here and needed.
@@ -118,12 +163,12 @@ impl Shown {
     }
 
     /// The rotary position of an id of the prompt.
-    pub(super) fn axes(&self, position: usize) -> [i32; 3] {
+    pub(crate) fn axes(&self, position: usize) -> [i32; 3] {
         self.axes[position]
     }
 
     /// Which rows of a piece take features, and the memory that these lie in. A piece may begin and end inside a picture.
-    pub(super) fn rows(
+    pub(crate) fn rows(
         &self,
         piece: std::ops::Range<usize>,
         row_bytes: usize,
@@ -148,17 +193,9 @@ pub(super) fn rows_of(media: &Media, tower: &VisionConfig) -> usize {
 }
 
 /// The first of each that are equal.
-pub(super) fn distinct(media: &[Media]) -> impl Iterator<Item = &Media> {
+pub(crate) fn distinct(media: &[Media]) -> impl Iterator<Item = &Media> {
     let mut seen: HashSet<ContentKey> = HashSet::new();
     media.iter().filter(move |media| seen.insert(media.key))
-}
-
-/// Whether a request without pictures has ids that stand for one.
-///
-/// # Errors
-/// It has: where.
-pub(super) fn no_placeholders(prompt: &[u32], tower: &VisionConfig) -> Result<(), Error> {
-    covered(prompt, &[], tower)
 }
 
 /// That every placeholder of a prompt belongs to one of these spans, which ascend and hold nothing else.

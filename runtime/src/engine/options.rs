@@ -25,7 +25,7 @@ use crate::runner::{DEPTH, Runner};
 use crate::scratch::RoundLimits;
 use crate::share::Share;
 use crate::tokenizer::Tokenizer;
-use crate::tower::{Tower, TowerLimits, patch_bytes};
+use crate::tower::{Tower, TowerLimits};
 use crate::weights::{TablePlace, WeightForm};
 
 /// Positions of the longest context, unless asked otherwise or the model has fewer.
@@ -179,7 +179,7 @@ impl EngineOptions {
     }
 
     /// Whether the model of a folder sees. One whose settings cannot be read is refused by who reads all of it.
-    fn look(&self, dir: &Path) -> Result<Look, Error> {
+    pub(crate) fn look(&self, dir: &Path) -> Result<Look, Error> {
         ModelConfig::open(dir).map_or(Ok(Look::Blind(None)), |config| Look::at(dir, &config, self))
     }
 
@@ -477,12 +477,7 @@ fn open_any(
         Some(EyeSizes { tower: Some((config, limits)), features }) => {
             let tower = model.weights.tower.as_ref().expect("a form with a tower has its weights");
             let tower = Tower::new(&device, &config, model.element, tower, &weights, limits)?;
-            let most = Most {
-                patches: tower.limits.patches,
-                features,
-                patch_bytes: patch_bytes(&config),
-                row_bytes: tower.feature_bytes(1),
-            };
+            let most = Most::of(&config, limits, model.element, features);
             Some(Eyes::new(tower, most))
         }
         _ => None,

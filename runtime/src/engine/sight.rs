@@ -33,7 +33,7 @@ pub enum Vision {
 
 /// What is known of a model's sight before its weights are read.
 #[derive(Clone, Debug)]
-pub(super) enum Look {
+pub(crate) enum Look {
     /// It sees.
     Sees(Box<Seen>),
     /// It does not, and, unless nobody would expect it, why not.
@@ -42,13 +42,13 @@ pub(super) enum Look {
 
 /// How a model sees.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     /// What front ends must know.
-    pub(super) sight: Sight,
+    pub(crate) sight: Sight,
     /// How much the tower encodes at a time.
-    pub(super) limits: TowerLimits,
+    pub(crate) limits: TowerLimits,
     /// The tower.
-    pub(super) tower: VisionConfig,
+    pub(crate) tower: VisionConfig,
 }
 
 impl Look {
@@ -104,7 +104,7 @@ impl Look {
     }
 
     /// How it sees, if it does.
-    pub(super) fn seen(&self) -> Option<&Seen> {
+    pub(crate) fn seen(&self) -> Option<&Seen> {
         match self {
             Look::Sees(seen) => Some(seen),
             Look::Blind(_) => None,

@@ -29,7 +29,7 @@ impl TowerLimits {
     }
 
     /// The same in whole squares of patches, at least one.
-    pub(super) fn whole_squares(self, config: &VisionConfig) -> TowerLimits {
+    pub(crate) fn whole_squares(self, config: &VisionConfig) -> TowerLimits {
         let square = config.spatial_merge_size * config.spatial_merge_size;
         let patches = (self.patches / square).max(1) * square;
         TowerLimits { patches, piece: (self.piece / square).max(1).min(patches / square) * square }

@@ -1,12 +1,15 @@
 //! Where pictures stand in a prompt: every row that the tower makes has its placeholder, and no text makes one.
 
+use std::sync::Arc;
+
 use runtime::chat::{ChatRequest, ChatTemplate};
 use runtime::pictures::Sight;
+use runtime::request::Media;
 use runtime::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use vision::{Medium, Span, expand};
 
-use super::{Planned, Refused, part_place};
+use super::{Allowed, Decoding, Planned, Refused, media, part_place};
 
 /// A prompt whose pictures have their places and are not decoded yet.
 #[derive(Debug)]
@@ -22,7 +25,7 @@ impl Placed {
         Placed { ids, spans: Vec::new(), planned: Vec::new() }
     }
 
-    /// Puts the pictures of a conversation in their places, in a prompt that leaves room for a reply in `context`.
+    /// Puts the pictures of a prompt in their places; in `context` it leaves so many positions for a reply.
     ///
     /// # Errors
     /// Says how many tokens are of text and how many of pictures.
@@ -32,15 +35,17 @@ impl Placed {
         sight: &Sight,
         tokenizer: &Tokenizer,
         context: usize,
+        reply: usize,
     ) -> Result<Placed, String> {
         let rows: usize = planned.iter().map(|planned| planned.rows(sight)).sum();
-        let full = |text: usize| match text + rows < context {
+        let full = |text: usize| match text + rows + reply <= context {
             true => Ok(()),
             false => Err(format!(
-                "{} tokens, {text} of text and {rows} of {} pictures and videos, leave no room for a reply in a context \
-                 of {context}; shorten the text, or send fewer pictures or smaller ones",
+                "{} tokens, {text} of text and {rows} of {} pictures and videos, {} a context of {context}; shorten the \
+                 text, or send fewer pictures or smaller ones",
                 text + rows,
-                planned.len()
+                planned.len(),
+                if reply > 0 { "leave no room for a reply in" } else { "do not fit" }
             )),
         };
         // Before a list of that length is made; with time stamps the text may be longer yet.
@@ -51,6 +56,17 @@ impl Placed {
             .map_err(|error| error.to_string())?;
         full(expanded.ids.len() - rows)?;
         Ok(Placed { ids: expanded.ids, spans: expanded.spans, planned })
+    }
+
+    /// Decodes the pictures.
+    pub(crate) fn decode(self, sight: &Arc<Sight>) -> Result<(Vec<u32>, Vec<Media>), Refused> {
+        let Placed { ids, spans, planned } = self;
+        let whole = |(number, planned)| {
+            let (patches, key) = Decoding::new(planned, sight.clone(), Allowed::default().limits).whole()?;
+            Ok(media(number, &spans, patches, key))
+        };
+        let media = planned.into_iter().enumerate().map(whole).collect::<Result<_, _>>()?;
+        Ok((ids, media))
     }
 }
 

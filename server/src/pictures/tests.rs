@@ -66,13 +66,8 @@ fn seen(chat: &ChatRequest, sent: Vec<Sent>, context: usize) -> Result<(Vec<u32>
     check_words(chat, &text, &template, &tokenizer, &sight).map_err(|why| why.to_string())?;
     let ids = tokenizer.encode(&text).unwrap();
     let planned = planned(sent, &sight).map_err(|why| why.to_string())?;
-    let Placed { ids, spans, planned } = Placed::new(&ids, planned, &sight, &tokenizer, context)?;
-    let whole = |(number, planned): (usize, Planned)| {
-        let decoding = Decoding::new(planned, sight.clone(), Limits::default());
-        decoding.whole().map(|(patches, key)| media(number, &spans, patches, key))
-    };
-    let media = planned.into_iter().enumerate().map(whole).collect::<Result<_, _>>();
-    Ok((ids, media.map_err(|why| why.to_string())?))
+    let placed = Placed::new(&ids, planned, &sight, &tokenizer, context, 1)?;
+    placed.decode(&sight).map_err(|why| why.to_string())
 }
 
 /// Every picture and video probe of the demo model has the recorded prompt, row by row.

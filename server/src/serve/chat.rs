@@ -108,7 +108,7 @@ impl Conversation {
             return Ok(Placed::text(ids));
         }
         let planned = planned(self.looked, sight).map_err(|why| app.unseen(why))?;
-        Placed::new(&ids, planned, sight, tokenizer, model.context)
+        Placed::new(&ids, planned, sight, tokenizer, model.context, 1)
             .map_err(|why| app.unseen(Refused::new("messages", why)))
     }
 }
