@@ -13,8 +13,9 @@ fn a_folder_is_described() {
         "stop ids     2016 2014\n",
         "tensors      474 in all, experts stored one by one\n",
         "not used: 31 tensors of the draft layer, 3.81 MiB\n",
-        "not used: 57 tensors of the vision tower, 2.28 MiB\n",
-        "memory plan  349 MiB of the device, 256 MiB of the host\n",
+        "  vision tower     2.28 MiB\n",
+        "memory plan  438 MiB of the device, 280 MiB of the host\n",
+        "  vision buffers   54.0 MiB  pictures of up to 16384 patches (--vision)\n",
         "tokenizer  2040 tokens, 14 of them special, last id 2039\n",
         "chat_template.jinja\n",
     ] {
