@@ -76,7 +76,7 @@ pub struct Rounds {
     pub host_us: f64,
     /// Graphs that were captured while these were measured.
     pub captures: u64,
-    /// The bytes that a rank must move at least, if experts are chosen by even chance, over the bandwidth of its device.
+    /// The bytes that a rank must move at least, if experts are chosen by even chance, over the bandwidth of the leader's device.
     pub floor_ms: f64,
 }
 
@@ -152,14 +152,16 @@ pub fn run_pair(
     let gathers = engine.measure_gathers();
     let measured = gathers.and_then(|gathers| {
         gathers.into_iter().for_each(|times| told(Line::Gather(GatherLine(times))));
-        all(&mut engine, options)
+        // Of one device for both: their floors can be compared.
+        let bandwidth = bandwidth::measure(engine.runner())?;
+        Ok((all(&mut engine, options, &bandwidth)?, bandwidth))
     });
     engine.part(measured.as_ref().err().map(Error::to_string).as_deref());
     engine.close();
-    let (two, prompt_of_two) = measured?;
+    let ((two, prompt_of_two), bandwidth) = measured?;
 
     let mut alone = open(dir, &engine_options, progress)?.engine;
-    let (one, prompt_of_one) = all(&mut alone, options)?;
+    let (one, prompt_of_one) = all(&mut alone, options, &bandwidth)?;
     told(Line::Heading(PairLine::HEADING));
     let shapes =
         options.rows.iter().flat_map(|&rows| options.contexts.iter().map(move |&context| (rows, context)));
@@ -185,12 +187,15 @@ pub(super) fn steps(options: &BenchOptions) -> usize {
 }
 
 /// Every number of lanes at every context, in this order; and the prompt, if there is one.
-fn all(engine: &mut Engine, options: &BenchOptions) -> Result<(Vec<Rounds>, Option<f64>), Error> {
+fn all(
+    engine: &mut Engine,
+    options: &BenchOptions,
+    bandwidth: &Bandwidth,
+) -> Result<(Vec<Rounds>, Option<f64>), Error> {
     let (mut all, mut next) = (Vec::new(), 0);
-    let bandwidth = bandwidth::measure(engine.runner())?;
     for &rows in &options.rows {
         for &context in &options.contexts {
-            all.push(measure(engine, options, (rows, context), &bandwidth, &mut next)?);
+            all.push(measure(engine, options, (rows, context), bandwidth, &mut next)?);
         }
     }
     let prompt = (options.prompt > 0).then(|| prompt(engine, options.prompt, &mut next)).transpose()?;
