@@ -66,7 +66,13 @@ pub(crate) fn begin(args: &RankArgs, model: &Path, options: &EngineOptions) -> R
                 options.place = options.place.next().map_err(engine_failure)?;
             }
             let rank = Rank::follow(&leader, &hello(1, options.place)?, patience).map_err(engine_failure)?;
-            let opened = open_rank(model, &options, rank, &mut |_: Progress| {});
+            // The leader tells the rest, which is the same here.
+            let mut told = |progress: Progress| {
+                if let Progress::Collectives(_) = progress {
+                    note(format_args!("rank 1 of 2: {progress}"));
+                }
+            };
+            let opened = open_rank(model, &options, rank, &mut told);
             let OpenEngine { engine, .. } = opened.map_err(engine_failure)?;
             engine.follow().map_err(engine_failure)?;
             note("rank 1 of 2: rank 0 has ended in good order");

@@ -420,8 +420,8 @@ fn open_any(
     options.place.takes(&opened.checkpoint.config)?;
     if let Some(rank) = rank {
         rank.connect(&device, options.exchange)?;
-        if options.place != Place::Host {
-            progress(Progress::Collectives(rank.communicator.means().into()));
+        if let Some(library) = rank.communicator.nccl() {
+            progress(Progress::Collectives(format!("{library}; {}", rank.communicator.means())));
         }
     }
     let free = (options.place != Place::Host).then(|| device.free_bytes());
