@@ -13,22 +13,24 @@
 mod event;
 mod eyes;
 mod handle;
+mod lockstep;
 pub(crate) mod media;
 mod metered;
 mod options;
+mod pictures;
 pub(crate) mod sight;
 mod stage;
+mod stats;
+mod trace;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
-use graph::{Bank, BankCounts, Digest, Digester, Emission, GatherTimes, How, Pending, Stream};
+use graph::{Bank, How, Pending};
 use kernels::table::{Bias, Kind, Outcome, Sampling};
 use planner::{
     Effect, Effects, Ended, LaneOutcome, RequestId, Round, State, Verdict, Wait, plan_round, settle,
 };
-use vision::{CacheCounts, ContentKey};
 
 pub use event::{Event, Finished, Gone, Reason, RoundCounts, Sink, Token};
 pub use handle::{EngineThread, Handle, Hold, Ticket};
@@ -37,24 +39,24 @@ pub use media::PictureFault;
 pub use metered::Metered;
 pub use options::{Class, EngineOptions, OpenEngine, memory_plan, open, open_opened, open_rank};
 pub use sight::Vision;
+pub use stats::Stats;
+pub use trace::Trace;
 
-use crate::bundle::{Bundle, BundleDigest};
 use crate::config::VisionConfig;
 use crate::error::Error;
 use crate::lanes::{LaneLayout, Lanes, PagePool};
 use crate::model::{Group, Picks, PictureRows, RoundShape};
 pub use crate::place::Place;
-use crate::ranks::{self, Order, Peer};
+use crate::ranks::Peer;
 use crate::reply::ReplyText;
-use crate::request::{Media, Submission};
+use crate::request::Submission;
 use crate::runner::Runner;
 use crate::tokenizer::Tokenizer;
-use eyes::{Eyes, Next, Ready};
+use eyes::Eyes;
+use lockstep::agreed;
 use media::{Features, Shown};
+use pictures::first_picture;
 use stage::Stage;
-
-/// What the end of collectives may take.
-const END: Duration = Duration::from_secs(5);
 
 /// The engine. One thread drives it, through [`Engine::turn`] or [`Engine::spawn`].
 pub struct Engine {
@@ -143,52 +145,6 @@ pub struct Settled {
     pub outcomes: Vec<Outcome>,
     /// With [`EngineOptions::trace`]: what it left in each lane.
     pub traces: Vec<Trace>,
-}
-
-/// What a round left in one lane: for receipts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace {
-    /// The request.
-    pub request: RequestId,
-    /// Positions after the round.
-    pub length: u32,
-    /// Digest of the lane's logits; none for a piece of a prompt that is not the last.
-    pub logits: Option<Digest>,
-    /// Digest of the lane's state, part by part.
-    pub state: BundleDigest,
-}
-
-/// What an engine has done so far.
-#[derive(Clone, Debug, Default)]
-pub struct Stats {
-    /// Rounds by how they were executed.
-    pub rounds: RoundCounts,
-    /// The bank's own counts.
-    pub bank: BankCounts,
-    /// Graphs in the bank, and their bytes.
-    pub graphs: usize,
-    /// See `graphs`.
-    pub graph_bytes: usize,
-    /// Ids made.
-    pub tokens: u64,
-    /// Lanes in use.
-    pub lanes: usize,
-    /// Requests that wait, those whose pictures are being encoded included.
-    pub waiting: usize,
-    /// Those alone.
-    pub encoding: usize,
-    /// Features of pictures: asked for, kept, let go.
-    pub pictures: CacheCounts,
-    /// Free and all pages, over all classes.
-    pub pages_free: u32,
-    /// See `pages_free`.
-    pub pages_total: u32,
-    /// Rounds whose graph was compared with what it would be now, and differed.
-    pub audits_failed: u64,
-    /// Slabs that more lanes would have needed and the device had no memory for.
-    pub slabs_refused: u64,
-    /// Why the engine has failed, if it has: every request is told the same.
-    pub failed: Option<String>,
 }
 
 impl Engine {
@@ -282,17 +238,6 @@ impl Engine {
         }
     }
 
-    /// What the pictures of a request mean for its rows; nothing if it has none.
-    fn shown(&self, submission: &Submission) -> Result<Option<Shown>, Error> {
-        let (sees, has) = (self.sees.as_ref(), self.runner.model.config.vision.as_ref());
-        let most = self.eyes.as_ref().map(Eyes::most);
-        let mut shown = Shown::of(&submission.prompt, &submission.media, sees, has, most)?;
-        if let (Some(shown), Some(fault)) = (&mut shown, self.options.picture_fault) {
-            shown.plant(fault);
-        }
-        Ok(shown)
-    }
-
     /// Hands a request to the planner, here and on the other rank.
     fn arrive(&mut self, id: RequestId, told: Option<Submission>) -> Result<(), Error> {
         if let (Some(peer), Some(submission)) = (&self.peer, &told) {
@@ -303,110 +248,6 @@ impl Engine {
             self.tell(effects);
         }
         Ok(())
-    }
-
-    /// Queues what fits between two rounds of what pictures need, and hands requests whose pictures are encoded to the
-    /// planner. Whether anything was done.
-    fn see(&mut self) -> Result<bool, Error> {
-        let (mut rows, mut seen) = (0, false);
-        loop {
-            let Some(eyes) = self.eyes.as_mut().filter(|eyes| rows < eyes.stride()) else { return Ok(seen) };
-            match eyes.next(&self.runner.device, &self.runner.stream)? {
-                Next::Idle => return Ok(seen),
-                Next::Queued(step) => rows += step,
-                Next::Ready(ready) => self.send(ready)?,
-                Next::Lacks(id, why) => self.end(id, Event::Failed(why)),
-            }
-            seen = true;
-        }
-    }
-
-    /// Hands a request whose pictures are encoded to the planner, and all of it to the other rank.
-    fn send(&mut self, ready: Ready) -> Result<(), Error> {
-        let Ready { id, features, submission } = ready;
-        let mut sent = Vec::new();
-        if let (Some(peer), Some(submission)) = (&self.peer, &submission) {
-            peer.submit(id, submission)?;
-            for media in
-                media::distinct(&submission.media).filter(|media| self.attached(&media.key).is_none())
-            {
-                let at = submission.media.iter().position(|other| other.key == media.key);
-                sent.push(features[at.expect("one of them")].clone());
-            }
-        }
-        if submission.is_some() && !self.has_room(id, true)? {
-            return Ok(());
-        }
-        self.exchange(&sent, Emission::send)?;
-        if let Some(live) = self.live.get_mut(&id) {
-            live.features(features);
-        }
-        self.arrive(id, None)
-    }
-
-    /// Takes the features of a request from the rank that encoded them.
-    fn attach(&mut self, id: RequestId, media: &[Media]) -> Result<(), Error> {
-        let Some(tower) = &self.sees else { return Ok(()) };
-        let (mut all, mut come, mut here) = (HashMap::new(), Vec::new(), true);
-        for media in media::distinct(media) {
-            if let Some(features) = self.attached(&media.key) {
-                all.insert(media.key, features.clone());
-                continue;
-            }
-            let rows = media::rows_of(media, tower);
-            match self.runner.device.arena("picture features", rows * self.row_bytes()) {
-                Ok(arena) => {
-                    let features = Arc::new(Features { arena, rows });
-                    come.push(features.clone());
-                    all.insert(media.key, features);
-                }
-                Err(graph::Error::OutOfMemory { .. }) => here = false,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if !self.has_room(id, here)? {
-            return Ok(());
-        }
-        self.exchange(&come, Emission::receive)?;
-        if let Some(live) = self.live.get_mut(&id) {
-            live.features(media.iter().map(|media| all[&media.key].clone()).collect());
-        }
-        self.arrive(id, None)
-    }
-
-    /// The features of a picture that a request in the planner needs: both ranks have the same, since requests come
-    /// and prompts end in the same order on both.
-    fn attached(&self, key: &ContentKey) -> Option<&Arc<Features>> {
-        self.live.values().find_map(|live| live.shown.as_ref()?.features_of(key))
-    }
-
-    /// Whether every rank has room for the features of a request; it ends if one has not.
-    fn has_room(&mut self, id: RequestId, here: bool) -> Result<bool, Error> {
-        let what = "room for the features of a picture";
-        let there = agreed(&mut self.peer, &self.runner.stream, what)(here)?;
-        if !there {
-            let why = "one of the ranks has no memory for the features of a picture; try again later, or start with a \
-                       smaller --memory";
-            self.end(id, Event::Failed(why.into()));
-        }
-        Ok(there)
-    }
-
-    /// Sends features to the other rank, or receives them, in order with rounds.
-    fn exchange(&self, features: &[Arc<Features>], way: Way) -> Result<(), Error> {
-        let communicator = self.runner.model.communicator.as_ref().filter(|_| !features.is_empty());
-        let Some(communicator) = communicator else { return Ok(()) };
-        let mut emission = Emission::new();
-        for Features { arena, rows } in features.iter().map(|features| &**features) {
-            way(&mut emission, communicator, arena.base(), rows * self.row_bytes())?;
-        }
-        let rooms: Vec<_> = features.iter().map(|features| features.arena.clone()).collect();
-        Ok(self.runner.stream.run(emission, &rooms)?)
-    }
-
-    /// Bytes of a row of features.
-    fn row_bytes(&self) -> usize {
-        self.runner.model.config.hidden_size * self.runner.model.element.bytes()
     }
 
     /// Calls a request off; nothing happens if it is over.
@@ -542,46 +383,6 @@ impl Engine {
         self.state.set_graphs(on);
     }
 
-    /// Measures gathers of two ranks on CUDA devices, by every means there is; of others there is nothing to measure.
-    /// For benches, between rounds.
-    ///
-    /// # Errors
-    /// The device failed, or the other rank is gone.
-    pub fn measure_gathers(&self) -> Result<Vec<GatherTimes>, Error> {
-        const BYTES: [usize; 5] = [5 << 10, 10 << 10, 20 << 10, 64 << 10, 512 << 10];
-        let own =
-            self.runner.model.communicator.as_ref().filter(|communicator| communicator.nccl().is_some());
-        let Some(communicator) = own else { return Ok(Vec::new()) };
-        if let Some(peer) = &self.peer {
-            peer.measure()?;
-        }
-        Ok(communicator.measure(&self.runner.stream, &BYTES)?)
-    }
-
-    /// What was done so far.
-    pub fn stats(&self) -> Stats {
-        let pools =
-            (0..self.classes.len()).filter_map(|class| self.state.pool(planner::ClassId(class as u8)));
-        let (free, total) = pools.fold((0, 0), |sum, pool| (sum.0 + pool.free, sum.1 + pool.total));
-        let encoding = self.eyes.as_ref().map_or(0, Eyes::waiting);
-        Stats {
-            rounds: self.counts.clone(),
-            bank: self.bank.counts(),
-            graphs: self.bank.len(),
-            graph_bytes: self.bank.bytes(),
-            tokens: self.tokens,
-            lanes: self.state.lanes().count(),
-            waiting: self.state.waiting().len() + encoding,
-            encoding,
-            pictures: self.eyes.as_ref().map(Eyes::counts).unwrap_or_default(),
-            pages_free: free,
-            pages_total: total,
-            audits_failed: self.audits_failed,
-            slabs_refused: self.slabs_refused,
-            failed: self.broken.clone(),
-        }
-    }
-
     /// Tells every request that it will not be finished, and why.
     pub(crate) fn fail_all(&mut self, why: &str) {
         if let Some(eyes) = &mut self.eyes {
@@ -629,26 +430,6 @@ impl Engine {
         };
         count(&mut self.counts, how);
         Ok(Flying { round, how, read })
-    }
-
-    /// Which rows of a round take features, and the memory that these lie in.
-    fn pictures(&self, round: &Round) -> (Vec<PictureRows>, Vec<graph::Arena>) {
-        let planner::Kind::Prompt { .. } = round.kind else { return Default::default() };
-        let lane = &round.lanes[0];
-        let request = self.state.lane(lane.slot).map(|lane| lane.request().id);
-        let shown = request.and_then(|id| self.live.get(&id)?.shown.as_ref());
-        let piece = lane.before as usize..lane.after as usize;
-        shown.map_or_else(Default::default, |shown| shown.rows(piece, self.row_bytes()))
-    }
-
-    /// Lets go of the features of a prompt that is through.
-    fn prompted(&mut self, round: &Round) {
-        for rows in &round.lanes {
-            let request = self.state.lane(rows.slot).map(|lane| lane.request().id);
-            if let Some(live) = request.and_then(|id| self.live.get_mut(&id)) {
-                live.features(Vec::new());
-            }
-        }
     }
 
     /// What a round's outcomes mean for its lanes: accepted ids, and lanes that end with them.
@@ -753,113 +534,7 @@ impl Engine {
             }
         }
     }
-
-    /// That the other rank, if there is one, takes this turn too.
-    fn in_step(&mut self, round: Option<&Round>) -> Result<(), Error> {
-        let Some(peer) = &mut self.peer else { return Ok(()) };
-        self.runner.stream.progress()?;
-        let how = match round.map(|round| (round, round.verdict)) {
-            None => ranks::How::Eager("no round".into()),
-            Some((_, Verdict::Eager(reason))) => ranks::How::Eager(reason_text(reason).into()),
-            Some((round, Verdict::Graph)) => {
-                let groups = groups(round, &self.slabs);
-                match self.bank.next(&self.runner.key(&shape(round, &groups))) {
-                    How::Replayed => ranks::How::Replay,
-                    How::Captured => ranks::How::Capture,
-                    How::FirstSight => ranks::How::Eager("first sight".into()),
-                    How::CaptureFailed => ranks::How::Eager("capture failed".into()),
-                }
-            }
-        };
-        peer.turn(round, how)
-    }
-
-    /// Follows the leader's orders until it ends.
-    ///
-    /// # Errors
-    /// The leader is gone or has failed, the ranks are no longer in step, or the device failed. The leader was told.
-    ///
-    /// # Panics
-    /// If there is no other rank, or this one leads.
-    pub fn follow(mut self) -> Result<(), Error> {
-        let followed = self.follow_orders();
-        if let Err(error) = &followed {
-            self.fail(error);
-        }
-        self.close();
-        followed
-    }
-
-    fn follow_orders(&mut self) -> Result<(), Error> {
-        loop {
-            let peer = self.peer.as_mut().filter(|peer| !peer.leads()).expect("there is a leader");
-            match peer.order()? {
-                // The caller listens at the leader.
-                Order::Submit(id, submission) => self.take(id, submission, Sink::new(|_| Ok(())))?,
-                Order::Cancel(id) => self.cancel(id),
-                Order::Graphs(on) => self.set_graphs(on),
-                Order::Measure => drop(self.measure_gathers()?),
-                Order::Turn => {
-                    self.take_turn()?;
-                    self.runner.stream.progress()?;
-                }
-                Order::End => return Ok(()),
-            }
-        }
-    }
-
-    /// Tells the other rank, if there is one, that this one ends: in good order, or why not.
-    pub(crate) fn part(&mut self, failed: Option<&str>) {
-        if let Some(peer) = self.peer.take() {
-            peer.part(failed);
-        }
-        // Whoever still waits in a collective, here or there, waits in vain.
-        if let (Some(communicator), Some(why)) = (&self.runner.model.communicator, failed) {
-            communicator.stop(why);
-        }
-    }
-
-    /// Lets go of the device, and ends collectives that have one for themselves: with the other rank, or, if something
-    /// failed, by ending what waits for it.
-    pub(crate) fn close(self) {
-        let Engine { bank, peer, runner, classes, slabs, eyes, live, .. } = self;
-        // The other rank waits for this one's end, and the end of collectives for that of graphs.
-        drop((bank, peer));
-        let own = runner.model.communicator.clone().filter(|communicator| communicator.nccl().is_some());
-        if own.is_some_and(|communicator| communicator.close(END).is_err()) {
-            // Something runs on that nothing has ended. Memory goes when that ends, or with the process.
-            std::mem::forget((runner, classes, slabs, eyes, live));
-        }
-    }
-
-    /// What the round left in each of its lanes. Only without overlap: nothing later may have run.
-    fn trace(&self, round: &Round) -> Result<Vec<Trace>, Error> {
-        let vocab = self.runner.model.config.vocab_size;
-        let logits = match round.samples() {
-            true => self.runner.logits(round.lanes.len())?,
-            false => Vec::new(),
-        };
-        let trace = |(at, rows): (usize, &planner::LaneRows)| {
-            let lane = self.state.lane(rows.slot)?;
-            let pages: Vec<u32> = lane.pages().iter().map(|page| page.0).collect();
-            let lanes = &self.slabs[rows.slot.slab as usize];
-            let (slot, length) = (rows.slot.index as usize, rows.after as usize);
-            let bundle = Bundle { lanes, slot, pages: &pages, length };
-            let logits = logits.get(at * vocab..(at + 1) * vocab);
-            let logits = logits.map(|logits| Digester::of(bytemuck::cast_slice(logits)));
-            Some(bundle.digest(&self.runner.stream).map(|state| Trace {
-                request: lane.request().id,
-                length: rows.after,
-                logits,
-                state,
-            }))
-        };
-        Ok(round.lanes.iter().enumerate().filter_map(trace).collect::<graph::Result<_>>()?)
-    }
 }
-
-/// Which way features go between ranks.
-type Way = fn(&mut Emission, &graph::Communicator, graph::Ptr<u8>, usize) -> graph::Result<()>;
 
 impl Live {
     /// Takes the features of its pictures, or lets go of them.
@@ -923,39 +598,9 @@ fn reason_text(reason: planner::EagerReason) -> &'static str {
     }
 }
 
-/// Whether something that succeeded here or not did on every rank.
-fn agreed<'a>(
-    peer: &'a mut Option<Peer>,
-    stream: &'a Stream,
-    what: &'a str,
-) -> impl FnOnce(bool) -> Result<bool, Error> + 'a {
-    move |here| match peer {
-        Some(peer) => {
-            stream.progress()?;
-            peer.agree(what, here)
-        }
-        None => Ok(here),
-    }
-}
-
 /// Sends an event to a request whose caller may have gone; then there is nobody to tell.
 fn tell(events: &mut Sink, event: Event) {
     let _ = events.tell(event);
-}
-
-/// Encodes a picture, and gives its features to the other rank.
-fn first_picture(engine: &mut Engine) -> Result<graph::Arena, Error> {
-    let arena = engine.runner.device.arena("first picture", engine.row_bytes())?;
-    let stream = &engine.runner.stream;
-    let way: Way = match (&mut engine.eyes, &engine.sees) {
-        (Some(eyes), Some(config)) => {
-            eyes.warm(&arena, config.spatial_merge_size as u32, stream)?;
-            Emission::send
-        }
-        _ => Emission::receive,
-    };
-    engine.exchange(&[Arc::new(Features { arena: arena.clone(), rows: 1 })], way)?;
-    Ok(arena)
 }
 
 /// Runs one round of each kind on the first slab of every cache class, and captures its rounds of 1, 2, ...
