@@ -23,31 +23,34 @@ fn end(events: &Receiver<Event>) -> Event {
     events.try_iter().last().expect("it was told something")
 }
 
-/// While a picture is encoded, text decodes between its steps; the steps between two rounds are few.
+/// While a picture is encoded, text decodes between its steps, of which no two fit between two rounds: they are as large
+/// as a piece, or almost.
 #[test]
 fn others_decode_while_a_picture_is_encoded() {
-    let mut engine = small(crowd());
-    let large = tiles(16, 16, 1);
-    let talk = submit(&mut engine, 1, submission(&Planned { max_tokens: 60, ..text(20, 1) }));
-    while talk.is_empty() {
-        engine.turn().expect("runs");
-    }
-    let shown = submit(&mut engine, 2, submission(&large));
-    let mut decoded = 0;
-    loop {
-        let turn = engine.turn().expect("runs");
-        if engine.stats().encoding == 0 {
-            break;
+    for height in [16, 14] {
+        let mut engine = small(crowd());
+        let large = tiles(height, 16, 1);
+        let talk = submit(&mut engine, 1, submission(&Planned { max_tokens: 60, ..text(20, 1) }));
+        while talk.is_empty() {
+            engine.turn().expect("runs");
         }
-        if let Turn::Settled(settled) = turn {
-            assert_eq!((settled.round.kind, settled.round.verdict), (Kind::Decode, Verdict::Graph));
-            decoded += 1;
+        let shown = submit(&mut engine, 2, submission(&large));
+        let mut decoded = 0;
+        loop {
+            let turn = engine.turn().expect("runs");
+            if engine.stats().encoding == 0 {
+                break;
+            }
+            if let Turn::Settled(settled) = turn {
+                assert_eq!((settled.round.kind, settled.round.verdict), (Kind::Decode, Verdict::Graph));
+                decoded += 1;
+            }
         }
+        // Pieces of 256 patches, and two blocks: six steps, the last of which ends it.
+        assert!(decoded >= 5, "{decoded} rounds beside {height} lines");
+        drain(&mut engine);
+        assert!(matches!((end(&talk), end(&shown)), (Event::Finished(_), Event::Finished(_))));
     }
-    // Two blocks of 256 patches: six steps, each as large as a piece.
-    assert!(decoded >= 6, "{decoded} rounds");
-    drain(&mut engine);
-    assert!(matches!((end(&talk), end(&shown)), (Event::Finished(_), Event::Finished(_))));
 }
 
 #[test]
@@ -128,7 +131,7 @@ fn a_request_is_called_off_while_its_picture_is_encoded() {
     let mut engine = small(whole());
     let expected = alone(&mut small(whole()), &tiles(8, 8, 2));
     let [first, second] = [1, 2].map(|seed| tiles(16, 16, seed));
-    for steps in 0..7 {
+    for steps in 0..6 {
         let [a, b] =
             [(1, &first), (2, &second)].map(|(id, request)| submit(&mut engine, id, submission(request)));
         for _ in 0..steps {

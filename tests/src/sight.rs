@@ -59,11 +59,16 @@ pub fn behind_the_prompt(life: &Life, prompt: usize) -> Life {
 
 /// A picture of made pixels in a prompt of its own.
 pub fn tiles(height: u32, width: u32, seed: u32) -> Planned {
+    picture_of([height, width], seed, IMAGE)
+}
+
+/// The same for a model whose placeholder is `image`.
+pub fn picture_of([height, width]: [u32; 2], seed: u32, image: u32) -> Planned {
     let patch = 3 * 2 * 16 * 16;
     let bytes =
         (0..height * width * patch).map(|at| (at.wrapping_mul(2654435761 + seed) >> 24) as u8).collect();
     let span = Span { medium: 0, row: 0, first: 3, height: height / 2, width: width / 2 };
-    let prompt = [5, 6, 1009].into_iter().chain((0..span.rows()).map(|_| IMAGE)).chain([1010, 7]).collect();
+    let prompt = [5, 6, 1009].into_iter().chain((0..span.rows()).map(|_| image)).chain([1010, 7]).collect();
     let media = vec![picture(Item { bytes, grid: [1, height, width] }, vec![span])];
     planned(prompt, media, 4)
 }

@@ -64,6 +64,8 @@ impl AsRef<[u8]> for Pixels {
 pub(super) enum Next {
     /// Nothing is left to do, or the head of the line waits for memory.
     Idle,
+    /// The next step has more patches than were left.
+    Full,
     /// A step with so many patches was queued.
     Queued(usize),
     /// All pictures of a request are encoded, as soon as the stream has come this far.
@@ -91,7 +93,7 @@ impl Eyes {
         self.most
     }
 
-    /// Patches that steps between two rounds may take together, unless one takes more: those of one piece.
+    /// Patches that steps between two rounds may take together: those of one piece, which is as many as a step takes.
     pub(super) fn stride(&self) -> usize {
         self.tower.limits.piece
     }
@@ -126,14 +128,18 @@ impl Eyes {
         self.kept.counts()
     }
 
-    /// Queues the next step of what the head of the line needs, or says how far it is.
+    /// Queues the next step of what the head of the line needs, if it takes no more than `left` patches, or says how far
+    /// it is.
     ///
     /// # Errors
     /// The device failed.
-    pub(super) fn next(&mut self, device: &Device, stream: &Stream) -> Result<Next, Error> {
+    pub(super) fn next(&mut self, device: &Device, stream: &Stream, left: usize) -> Result<Next, Error> {
         loop {
             if let Some(work) = &mut self.work {
                 let rows = work.encoding.next_step().map_or(0, |step| step.rows.len());
+                if rows > left {
+                    return Ok(Next::Full);
+                }
                 if self.tower.step(&mut work.encoding, stream)? {
                     return Ok(Next::Queued(rows));
                 }

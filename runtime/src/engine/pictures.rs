@@ -31,12 +31,13 @@ impl Engine {
     /// Queues what fits between two rounds of what pictures need, and hands requests whose pictures are encoded to the
     /// planner. Whether anything was done.
     pub(super) fn see(&mut self) -> Result<bool, Error> {
-        let (mut rows, mut seen) = (0, false);
+        let Some(mut left) = self.eyes.as_ref().map(Eyes::stride) else { return Ok(false) };
+        let mut seen = false;
         loop {
-            let Some(eyes) = self.eyes.as_mut().filter(|eyes| rows < eyes.stride()) else { return Ok(seen) };
-            match eyes.next(&self.runner.device, &self.runner.stream)? {
-                Next::Idle => return Ok(seen),
-                Next::Queued(step) => rows += step,
+            let Some(eyes) = &mut self.eyes else { return Ok(seen) };
+            match eyes.next(&self.runner.device, &self.runner.stream, left)? {
+                Next::Idle | Next::Full => return Ok(seen),
+                Next::Queued(rows) => left -= rows,
                 Next::Ready(ready) => self.send(ready)?,
                 Next::Lacks(id, why) => self.end(id, Event::Failed(why)),
             }
