@@ -1,9 +1,11 @@
 //! Faults stick, and what is missing is named.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
+use std::time::Duration;
 
 use graph::error::FaultKind;
 use graph::{Device, Error, Ptr, Recording};
+use tests::process::{Process, part, say};
 
 use crate::rig::{Add, AddArgs, Rig, launch, zeros};
 
@@ -15,22 +17,21 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 pub(crate) const WITHOUT_DRIVER: &[(&str, fn())] =
     &[("a_machine_without_a_driver_says_what_was_tried", a_machine_without_a_driver_says_what_was_tried)];
 
-/// Says that this process is to break its context, which no later test could use.
-const CHILD: &str = "GPU_SUITE_CHILD";
+/// The part of a process that is to break its context, which no later test could use.
+const STRAY: &str = "stray write";
 
 /// Breaks the context if this process was started for that.
 pub(crate) fn child() -> Option<ExitCode> {
-    std::env::var_os(CHILD)?;
+    part().filter(|part| part == STRAY)?;
     stray_write();
-    println!("the fault stayed");
+    say("the fault stayed");
     Some(ExitCode::SUCCESS)
 }
 
 fn a_stray_write_is_a_fault_that_stays() {
-    let program = std::env::current_exe().unwrap();
-    let output = Command::new(program).env(CHILD, "1").output().unwrap();
-    let (said, erred) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("the fault stayed"), "{said}\n{erred}");
+    let mut other = Process::start(STRAY, &[], &[]);
+    assert_eq!(other.line(), "the fault stayed");
+    assert!(other.ends_within(Duration::from_secs(60)).success(), "see above");
     let rig = Rig::new();
     rig.note(1);
     rig.stream.synchronize().unwrap();

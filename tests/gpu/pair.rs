@@ -20,10 +20,11 @@ use serde_json::Value;
 use tests::churn::churn;
 use tests::fixture::repository;
 use tests::luck::all_memory;
+use tests::process::say;
 use tests::sight::{among, text};
 use tests::tower::prompts;
 
-use crate::ranks::{ranks, say};
+use crate::ranks::ranks;
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("two_ranks_are_one_in_every_format", formats),

@@ -1,16 +1,14 @@
 //! Collectives of two ranks, over NCCL and pushed over peer memory. A rank is a process with a device of its own: this program, started again.
 
-use std::env;
-use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use graph::Exchange::{self, Auto, Nccl, Push};
 use graph::host::HostOptions;
 use graph::{Arena, Communicator, CudaOptions, Device, Emission, Error, Event, Exec, Recording, Stream};
+use tests::process::{Process, part, say};
 
 use crate::pair;
 use crate::rig::{Add, AddArgs};
@@ -37,9 +35,6 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("pushed_gathers_that_wait_for_a_killed_peer_end_and_the_device_is_well", || ranks("killed", Push)),
 ];
 
-/// Says to a process of this program which rank it is, in which test, and what carries gathers there: `CASE EXCHANGE
-/// RANK PORT`. Rank 0 tells the port.
-const RANK: &str = "GPU_SUITE_RANK";
 /// What NCCL must find (`graph::nccl_environment` is asked in each rank whether that is all).
 const ENVIRONMENT: [(&str, &str); 2] = [("NCCL_GRAPH_MIXING_SUPPORT", "0"), ("NCCL_NVLS_ENABLE", "0")];
 /// What one test may take.
@@ -62,12 +57,11 @@ pub(crate) fn lacks() -> Option<String> {
     }
 }
 
-/// Does a rank's part of a test if this process was started for that.
+/// Does a rank's part of a test if this process was started for that: `CASE EXCHANGE RANK PORT` says which test, what
+/// carries gathers there, and which rank. Rank 0 tells the port.
 pub(crate) fn child() -> Option<ExitCode> {
-    let told = env::var(RANK).ok()?;
-    let [case, exchange, rank, port] = told.split(' ').collect::<Vec<_>>()[..] else {
-        panic!("{RANK}={told}")
-    };
+    let part = part()?;
+    let [case, exchange, rank, port] = part.split(' ').collect::<Vec<_>>()[..] else { panic!("{part}") };
     let exchange = [Auto, Nccl, Push].into_iter().find(|known| known.to_string() == exchange);
     let exchange = exchange.expect("a means");
     let rank: usize = rank.parse().expect("a rank");
@@ -104,70 +98,24 @@ pub(crate) fn child() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Begins the lines that are for the test program: NCCL writes to the same place if it is asked to.
-const SAID: &str = "rank says: ";
-
-/// Tells the test program something.
-pub(crate) fn say(line: &str) {
-    println!("{SAID}{line}");
-    std::io::stdout().flush().unwrap();
-}
-
-/// A process that is ended with its owner, and what it says.
-struct Process(Child, mpsc::Receiver<String>);
-
-impl Process {
-    fn start(case: &str, exchange: Exchange, rank: usize, port: &str) -> Process {
-        let mut command = Command::new(env::current_exe().expect("this program has a path"));
-        command
-            .env(RANK, format!("{case} {exchange} {rank} {port}"))
-            .envs(ENVIRONMENT)
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().expect("it is piped"));
-        let (tell, told) = mpsc::channel();
-        // Ends with the process. Lines that are not for this program are passed on.
-        thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                match line.strip_prefix(SAID) {
-                    Some(said) => drop(tell.send(said.to_owned())),
-                    None => eprintln!("{line}"),
-                }
-            }
-        });
-        Process(child, told)
-    }
-
-    fn line(&self) -> String {
-        self.1.recv_timeout(LIMIT).expect("the rank says something before it ends")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // An error means that it has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs both ranks of a test; whatever one of them finds wrong is on its standard error.
 pub(crate) fn ranks(case: &str, exchange: Exchange) {
     let started = Instant::now();
-    let mut first = Process::start(case, exchange, 0, "-");
-    let port = first.line();
-    let mut second = Process::start(case, exchange, 1, &port);
+    let start =
+        |rank, port: &str| Process::start(&format!("{case} {exchange} {rank} {port}"), &[], &ENVIRONMENT);
+    let mut first = start(0, "-");
+    let mut second = start(1, &first.line());
     let mortal = case == "killed";
     if mortal {
         assert_eq!(second.line(), "kill me");
-        second.0.kill().unwrap();
+        second.kill();
     }
-    let mut left = vec![("rank 0", &mut first.0)];
+    let mut left = vec![("rank 0", &mut first)];
     if !mortal {
-        left.push(("rank 1", &mut second.0));
+        left.push(("rank 1", &mut second));
     }
     while !left.is_empty() {
-        left.retain_mut(|(name, child)| match child.try_wait().unwrap() {
+        left.retain_mut(|(name, process)| match process.ended() {
             None => true,
             Some(status) => {
                 let meant = case.contains(&name.replace("rank ", "dies-"));

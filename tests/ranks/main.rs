@@ -1,9 +1,12 @@
-//! The control link between two ranks: its messages as bytes, how ranks meet, and how a link lives and ends.
+//! Two ranks: the messages between them as bytes, how they meet, how a link lives and ends; engines in step, in one process
+//! and in two.
 
 mod engine;
 mod life;
 mod meet;
+mod pair;
 mod pictures;
+mod processes;
 mod wire;
 
 use std::io::{ErrorKind, Read, Write};

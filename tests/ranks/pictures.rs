@@ -1,22 +1,13 @@
 //! Pictures on two ranks: rank 0 encodes, rank 1 attaches, and what they make is what one makes.
 
-use std::thread;
-
 use crossbeam_channel::unbounded;
 use planner::RequestId;
-use runtime::engine::{Class, Engine, EngineOptions, Event, Vision, open_rank};
-use runtime::ranks::Rank;
+use runtime::engine::{EngineOptions, Event, Vision};
 use runtime::receipts::{Planned, Random, Schedule, play};
 use runtime::request::Submission;
 use tests::tower::{media, prompts};
 
-use crate::engine::{PATIENCE, SILENCE, end, hog, model, one, seen, tight, two};
-
-/// Lanes that see.
-fn sighted() -> EngineOptions {
-    let classes = vec![Class { context: 512, lanes: 8, pages: 24 }];
-    EngineOptions { classes, vision: Vision::Patches(256), ..tight() }
-}
+use crate::pair::{end, one, recorded, same, sighted, told, two};
 
 /// Random requests, of which some show a recorded picture or clip.
 fn schedule(random: &mut Random) -> Schedule {
@@ -43,10 +34,8 @@ fn two_ranks_see_what_one_sees() {
         let mut schedule = schedule(&mut random);
         // What arrives when is counted in rounds, and a cancel may come before or after a picture is encoded.
         schedule.requests.iter_mut().for_each(|planned: &mut Planned| planned.cancel = None);
-        let (two, one) =
-            (play(&mut pair, &schedule).expect("runs"), play(&mut alone, &schedule).expect("runs"));
-        assert!(seen(&two) == seen(&one), "{}{schedule}", two.difference(&one));
-        assert_eq!(two.rounds, one.rounds);
+        let [two, one] = same(&mut pair, &mut alone, &schedule);
+        assert_eq!(two, one);
     }
     let stats = pair.stats();
     assert!(stats.rounds.eager["image-bearing"] > 20 && stats.rounds.replayed > 20, "{}", stats.rounds);
@@ -88,53 +77,8 @@ fn a_picture_is_sent_once_while_it_is_needed() {
     let mut requests = vec![shows("image_two"), shows("image_two"), shows("image_wide"), shows("image_two")];
     requests[3].arrive = 40;
     let schedule = Schedule { requests };
-    let (two, one) = (play(&mut pair, &schedule).expect("runs"), play(&mut alone, &schedule).expect("runs"));
-    assert!(seen(&two) == seen(&one), "{}", two.difference(&one));
+    same(&mut pair, &mut alone, &schedule);
     end(pair, follower);
-}
-
-fn recorded(name: &str) -> Submission {
-    let case = prompts().into_iter().find(|case| case.id().ends_with(name)).expect("a case");
-    Submission {
-        max_tokens: Some(6),
-        media: media(&case),
-        ignore_eos: true,
-        ..Submission::new(case.input_ids())
-    }
-}
-
-/// Hands a request to an engine, and turns until it is over.
-fn told(engine: &mut Engine, id: u64, submission: Submission) -> Event {
-    let (sender, events) = unbounded();
-    engine.submit(RequestId(id), submission, sender);
-    while !engine.is_idle() {
-        engine.turn().unwrap_or_else(|error| panic!("{error}"));
-    }
-    events.try_iter().last().expect("it was told something")
-}
-
-/// A rank without memory for features ends the request that needs them, on both, and nothing else.
-#[test]
-fn features_that_one_rank_has_no_memory_for_are_a_vote() {
-    let options = EngineOptions { host_memory: 128 << 20, ..sighted() };
-    for leader_lacks in [false, true] {
-        let [leader, follower] = Rank::pair(PATIENCE, SILENCE).expect("sockets");
-        let theirs = options.clone();
-        let follower = thread::spawn(move || {
-            let engine = open_rank(&model(), &theirs, follower, &mut |_| {})?.engine;
-            let _taken = (!leader_lacks).then(|| hog(&engine));
-            engine.follow()
-        });
-        let mut pair = open_rank(&model(), &options, leader, &mut |_| {}).expect("it opens").engine;
-        let _taken = leader_lacks.then(|| hog(&pair));
-        for id in 1..4 {
-            let end = told(&mut pair, id, recorded("image_one"));
-            assert!(matches!(&end, Event::Failed(why) if why.contains("picture")), "{end:?}");
-            let text = Submission { max_tokens: Some(6), ..Submission::new(vec![1, 2, 3]) };
-            assert!(matches!(told(&mut pair, 10 + id, text), Event::Finished(_)));
-        }
-        end(pair, follower);
-    }
 }
 
 /// What rank 0 refuses, or what is called off while it is encoded, never reaches rank 1: it has no word for it, and the

@@ -9,6 +9,7 @@ pub mod listed;
 pub mod luck;
 pub mod mirror;
 pub mod oracle;
+pub mod process;
 pub mod sight;
 pub mod snap;
 pub mod tower;
