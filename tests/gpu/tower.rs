@@ -152,7 +152,10 @@ fn a_picture_delays_others_by_a_round_and_a_piece() {
             }
             turns += 1;
         }
-        engine.cancel(RequestId(id));
+        if rounds.is_none() {
+            engine.cancel(RequestId(id));
+        }
+        assert!(longest > 0.0, "the lane decodes");
         [longest, encoding]
     };
     let shown = |seed: u32| {
