@@ -163,7 +163,7 @@ fn a_peer_that_takes_nothing_does_not_hold_the_sender() {
     });
     let began = Instant::now();
     let error = leader
-        .send(&Message::Answer { question: 1, yes: false, why: "x".repeat(32 << 20) })
+        .send(&Message::Answer { question: 1, yes: false, what: "x".repeat(32 << 20) })
         .expect_err("stuck");
     assert!(matches!(error, LinkError::Stuck { message: "Answer", .. }), "{error}");
     assert!(began.elapsed() < 4 * hello(0).silence());

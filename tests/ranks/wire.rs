@@ -68,7 +68,7 @@ fn samples() -> Vec<Message> {
         Message::Command(turn(How::Capture)),
         Message::Command(turn(How::Eager("prompt pass".into()))),
         Message::Done { number: 3, round: "ff".into() },
-        Message::Answer { question: 1, yes: false, why: why() },
+        Message::Answer { question: 1, yes: false, what: why() },
         Message::Number { question: 2, number: u64::MAX },
         Message::Failed { why: why() },
         Message::Bye { why: why() },
@@ -170,10 +170,10 @@ fn message() -> impl Strategy<Value = Message> {
         Just(Message::Welcome),
         command.prop_map(Message::Command),
         (any::<u64>(), text()).prop_map(|(number, round)| Message::Done { number, round }),
-        (any::<u64>(), any::<bool>(), text()).prop_map(|(question, yes, why)| Message::Answer {
+        (any::<u64>(), any::<bool>(), text()).prop_map(|(question, yes, what)| Message::Answer {
             question,
             yes,
-            why
+            what
         }),
         (any::<u64>(), any::<u64>()).prop_map(|(question, number)| Message::Number { question, number }),
         text().prop_map(|why| Message::Failed { why }),
@@ -250,7 +250,7 @@ fn an_older_message_takes_defaults() {
     let json = r#"{"Command":{"Turn":{"number":1,"round":"ab","how":"Replay"}}}"#;
     let turn = Command::Turn { number: 1, round: "ab".into(), how: How::Replay, settled: String::new() };
     assert_eq!(parse(json), Message::Command(turn));
-    let answer = Message::Answer { question: 4, yes: true, why: String::new() };
+    let answer = Message::Answer { question: 4, yes: true, what: String::new() };
     assert_eq!(parse(r#"{"Answer":{"question":4,"yes":true}}"#), answer);
     let older = parse(
         r#"{"Hello":{"version":[1,0],"binary":"b","architecture":"host","rank":1,"ranks":2,"settings":[["a","1"]]}}"#,

@@ -32,9 +32,9 @@ pub enum Message {
         question: u64,
         /// Whether it did.
         yes: bool,
-        /// Why not.
+        /// What it is: both must mean the same.
         #[serde(default)]
-        why: String,
+        what: String,
     },
     /// A number that each rank has its own of, and of which both take the smallest.
     Number {

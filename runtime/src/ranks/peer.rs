@@ -177,10 +177,14 @@ impl Peer {
     /// The other rank is gone, or has failed.
     pub(crate) fn meet(&mut self, what: &str) -> Result<(), Error> {
         self.question += 1;
-        self.link.send(&Message::Answer { question: self.question, yes: true, why: String::new() })?;
+        self.link.send(&Message::Answer { question: self.question, yes: true, what: what.into() })?;
         loop {
             match self.link.receive(self.patience) {
-                Ok(Message::Answer { question, .. }) if question == self.question => return Ok(()),
+                Ok(Message::Answer { question, what: theirs, .. })
+                    if question == self.question && theirs == what =>
+                {
+                    return Ok(());
+                }
                 Ok(other) => return Err(unexpected(&other, what)),
                 Err(LinkError::Late { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -214,12 +218,15 @@ impl Peer {
     /// The other rank is gone, does not answer, or asks something else.
     pub(crate) fn agree(&mut self, what: &str, here: bool) -> Result<bool, Error> {
         self.question += 1;
-        let why = if here { String::new() } else { what.to_owned() };
-        self.link.send(&Message::Answer { question: self.question, yes: here, why })?;
+        self.link.send(&Message::Answer { question: self.question, yes: here, what: what.into() })?;
         let asked = Instant::now();
         loop {
             match self.receive(asked, what)? {
-                Message::Answer { question, yes, .. } if question == self.question => return Ok(here && yes),
+                Message::Answer { question, yes, what: theirs }
+                    if question == self.question && theirs == what =>
+                {
+                    return Ok(here && yes);
+                }
                 other if self.leads && self.is_answer(&other) => {}
                 other => return Err(unexpected(&other, what)),
             }
@@ -294,4 +301,31 @@ fn unexpected(message: &Message, what: &str) -> Error {
         "the other rank sent {} where {what} was due; both stop, since they are no longer in step",
         message.name()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Two ranks that ask each other about different things are no longer in step, whatever the answers.
+    #[test]
+    fn answers_about_something_else_are_none() {
+        const SILENCE: Duration = Duration::from_secs(5);
+        let ask = |first: &'static str, second: &'static str| {
+            let (leader, follower) = Link::pair(SILENCE).expect("sockets");
+            let [mut leader, mut follower] =
+                [(leader, true), (follower, false)].map(|(link, leads)| Peer::new(link, leads, SILENCE));
+            let said = |answer: Result<bool, Error>| answer.map_err(|error| error.to_string());
+            thread::scope(|scope| {
+                let other = scope.spawn(|| said(follower.agree(second, true)));
+                [said(leader.agree(first, true)), other.join().expect("it does not panic")]
+            })
+        };
+        assert_eq!(ask("a capture", "a capture"), [Ok(true), Ok(true)]);
+        for answer in ask("a capture", "an audit") {
+            assert!(answer.expect_err("not the same").contains("no longer in step"));
+        }
+    }
 }
