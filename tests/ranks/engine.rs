@@ -63,6 +63,37 @@ fn ended_with_an_error(events: &[Event]) {
     assert!(matches!(events.last(), Some(Event::Failed(_))), "{events:?}");
 }
 
+/// More requests at once than a link or a queue holds: each is answered or refused, on both ranks alike.
+#[test]
+fn a_flood_of_requests_is_taken_in_step() {
+    const FLOOD: u64 = 10_000;
+    let options = EngineOptions { queue: 20, depth: 2, trace: false, ..tight() };
+    let (mut pair, follower) = two(&options, &options);
+    let (sender, events) = crossbeam_channel::unbounded();
+    // In the middle of rounds, and while none runs.
+    for wave in 0..2 {
+        for id in 0..FLOOD {
+            let short = Submission { max_tokens: Some(2), ..submission(3 + (id % 60) as u32) };
+            pair.submit(RequestId(wave * FLOOD + id), short, sender.clone());
+        }
+        for _ in 0..10 * wave {
+            pair.turn().expect("they are in step");
+        }
+    }
+    while !pair.is_idle() {
+        pair.turn().expect("they are in step");
+    }
+    let events: Vec<Event> = events.try_iter().collect();
+    let count = |is: fn(&Event) -> bool| events.iter().filter(|event| is(event)).count() as u64;
+    let [full, finished] =
+        [count(|e| matches!(e, Event::Full { .. })), count(|e| matches!(e, Event::Finished(_)))];
+    assert!(
+        finished >= 20 && full + finished == 2 * FLOOD,
+        "{finished} finished, {full} found the queue full"
+    );
+    end(pair, follower);
+}
+
 /// A rank that plans another round stops both before that round runs: no id of it is told.
 #[test]
 fn ranks_that_disagree_stop_before_the_round() {
