@@ -1,0 +1,86 @@
+//! Pictures in random schedules: small ones of made pixels, where edges are.
+
+use vision::{Picture, Preprocess};
+
+use super::{Planned, Random, Schedule};
+use crate::pictures::Sight;
+
+/// Rows and columns of merged squares that a picture has at most.
+const SQUARES: [u32; 2] = [5, 6];
+
+impl Schedule {
+    /// Shows pictures in one of the requests and in some of the others: of one row of the model to thirty, one or two in a
+    /// request, behind text, among it, and across the edge of a piece of `piece` rows or right behind it. Some come again,
+    /// and some are of the size of another one.
+    pub fn show(&mut self, random: &mut Random, sight: &Sight, vocab: u32, piece: u32) {
+        let sight = every_size(sight);
+        let sure = random.below(self.requests.len() as u32) as usize;
+        let mut shown = Vec::new();
+        for (index, planned) in self.requests.iter_mut().enumerate() {
+            if index != sure && random.below(3) > 0 {
+                continue;
+            }
+            let count = 1 + usize::from(random.below(3) == 0);
+            let pictures: Vec<Picture> =
+                (0..count).map(|_| picture(random, &sight.picture, &mut shown)).collect();
+            place(random, planned, &pictures, &sight, vocab, piece);
+        }
+    }
+}
+
+/// Sight that leaves small pictures small, so that a few pixels are enough.
+fn every_size(sight: &Sight) -> Sight {
+    let square = u64::from(sight.picture.factor()).pow(2);
+    let [height, width] = SQUARES.map(u64::from);
+    let picture = Preprocess { min_pixels: square, max_pixels: height * width * square, ..sight.picture };
+    Sight { picture, ..sight.clone() }
+}
+
+/// A picture: another one, one that was shown before, or one of its size.
+fn picture(random: &mut Random, settings: &Preprocess, shown: &mut Vec<Picture>) -> Picture {
+    let known = shown.len() as u32;
+    let before = (known > 0 && random.below(3) > 0).then(|| shown[random.below(known) as usize].clone());
+    let [height, width] = match before {
+        Some(before) if random.below(2) == 0 => return before,
+        Some(before) => [before.height(), before.width()],
+        // Up to half a square less: it is resized to whole ones.
+        None => SQUARES
+            .map(|most| (1 + random.below(most)) * settings.factor() - random.below(settings.factor() / 2)),
+    };
+    let rgb = (0..3 * height * width).map(|_| random.below(256) as u8).collect();
+    let picture = Picture::new(width, height, rgb).expect("three bytes for each pixel");
+    shown.push(picture.clone());
+    picture
+}
+
+/// Puts pictures into the text of a request.
+fn place(
+    random: &mut Random,
+    planned: &mut Planned,
+    pictures: &[Picture],
+    sight: &Sight,
+    vocab: u32,
+    piece: u32,
+) {
+    let mut text = std::mem::take(&mut planned.prompt);
+    let mut at = match random.below(3) {
+        0 => random.below(text.len() as u32 + 1) as usize,
+        1 => text.len(),
+        _ => {
+            let squares = |side: u32| side.div_ceil(sight.picture.factor());
+            let rows = squares(pictures[0].height()) * squares(pictures[0].width());
+            // The id before a picture is at this position, its first row behind it.
+            let start = (piece - 1).saturating_sub(random.below(rows)) as usize;
+            while text.len() < start {
+                text.push(random.below(vocab));
+            }
+            start
+        }
+    };
+    for _ in pictures {
+        text.splice(at..at, [sight.ids.start, sight.ids.image, sight.ids.end]);
+        at += 3;
+        at += random.below((text.len() - at) as u32 + 1) as usize;
+    }
+    (planned.prompt, planned.media) = sight.place(&text, pictures).expect("pictures of a size that fits");
+}
