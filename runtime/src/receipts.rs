@@ -288,3 +288,91 @@ pub fn engine_options(options: &CheckOptions) -> EngineOptions {
         ..EngineOptions::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use vision::ContentKey;
+
+    use super::*;
+    use crate::request::Media;
+
+    /// A small model that sees.
+    fn stand() -> Stand {
+        let options = CheckOptions {
+            place: Place::Host,
+            element: ElementType::Bf16,
+            load: Load::default(),
+            table: TablePlace::Device,
+            exchange: Exchange::Auto,
+            cases: 1,
+            seed: 1,
+        };
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/oracle/checkpoints/base_bf16");
+        Stand::open(&dir, &options, None).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Schedules of one request with text and two with pictures of one size.
+    fn alike(stand: &Stand) -> impl Iterator<Item = Schedule> + use<> {
+        let alike = |schedule: &Schedule| {
+            let pictures: Vec<&Media> = schedule.requests.iter().flat_map(|one| &one.media).collect();
+            let grids = |[a, b]: [&Media; 2]| a.patches.grid == b.patches.grid && a.key != b.key;
+            let texts = schedule.requests.iter().filter(|planned| planned.media.is_empty());
+            pictures.array_windows().any(|pair| grids(*pair)) && texts.count() > 0
+        };
+        stand.schedules(1).filter(alike).map(|mut schedule| {
+            for planned in &mut schedule.requests {
+                (planned.arrive, planned.cancel, planned.max_tokens) = (0, None, 20);
+            }
+            schedule
+        })
+    }
+
+    /// Were the features of a picture found under another one's key, those who come later would get them in a crowd, and
+    /// their own alone.
+    #[test]
+    fn features_of_another_picture_fail_a_receipt() {
+        let mut stand = stand();
+        let good = alike(&stand);
+        let receipt = stand.receipt("crowded = alone", 1, good, Stand::crowd_alone).expect("it runs");
+        assert!(receipt.passed && receipt.pictured > 1, "{receipt}");
+        let mixed = alike(&stand).map(|mut schedule| {
+            let media = schedule.requests.iter_mut().flat_map(|planned| &mut planned.media);
+            media.for_each(|media| media.key = ContentKey([7; 16]));
+            schedule
+        });
+        let receipt = stand.receipt("crowded = alone", 1, mixed, Stand::crowd_alone).expect("it runs");
+        let failure = receipt.failure.as_deref().expect("it does not hold");
+        assert!(!receipt.passed && failure.contains("logits different"), "{failure}");
+        let pictures = failure.matches(" image # ").count();
+        assert!(pictures == failure.matches("arrive ").count() && pictures < 3, "two are enough:\n{failure}");
+        planner::scene::run(failure.split_once('\n').expect("lines").1).expect("a scene");
+    }
+
+    /// Of a model that sees a receipt asks for rounds of pictures, and that these are eager and all others are not.
+    #[test]
+    fn rounds_of_pictures_are_asked_for() {
+        let mut stand = stand();
+        let mut random = Random::new(1);
+        let texts = (0..3).map(|_| Schedule::random(&mut random, stand.vocab, 6, 160, 12));
+        let texts: Vec<Schedule> = texts.collect();
+        let receipt = stand.receipt("run = run", 1, texts.into_iter(), Stand::run_run).expect("it runs");
+        let failure = receipt.failure.expect("no picture was shown");
+        assert!(
+            receipt.rounds[0].replayed > 0 && failure.contains("behind a round of pictures"),
+            "{failure}"
+        );
+
+        let schedule = alike(&stand).next().expect("there are many");
+        let mut trail = fresh(&mut stand.engine, &schedule).expect("it runs");
+        assert_eq!((trail.astray(&schedule), trail.returns > 0), (None, true), "{}", trail.rounds);
+        let at = |sees: bool| schedule.requests.iter().position(|one| one.media.is_empty() != sees);
+        let [picture, text] = [true, false].map(|sees| at(sees).expect("there is one"));
+        for (from, to) in [(picture, text), (text, picture)] {
+            let was = trail.each[to].clone();
+            trail.each[to] = trail.each[from].clone();
+            let says = trail.astray(&schedule).expect("it has rounds of the other kind");
+            assert!(says.starts_with(&format!("request R{to}, ")), "{says}");
+            trail.each[to] = was;
+        }
+    }
+}

@@ -17,7 +17,7 @@ impl Schedule {
         let sure = random.below(self.requests.len() as u32) as usize;
         let mut shown = Vec::new();
         for (index, planned) in self.requests.iter_mut().enumerate() {
-            if index != sure && random.below(3) > 0 {
+            if index != sure && random.below(2) > 0 {
                 continue;
             }
             let count = 1 + usize::from(random.below(3) == 0);
@@ -83,4 +83,80 @@ fn place(
         at += random.below((text.len() - at) as u32 + 1) as usize;
     }
     (planned.prompt, planned.media) = sight.place(&text, pictures).expect("pictures of a size that fits");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+
+    use vision::{MediaIds, Span, VideoSettings};
+
+    use super::*;
+    use crate::request::Media;
+
+    const PIECE: u32 = 128;
+    const IMAGE: u32 = 1000;
+
+    /// Ten schedules of a seed.
+    fn schedules(seed: u64) -> Vec<Schedule> {
+        let sight = Sight {
+            picture: Preprocess::PICTURE,
+            video: VideoSettings::default(),
+            ids: MediaIds { image: IMAGE, video: 1001, start: 1002, end: 1003 },
+            most_patches: 4096,
+        };
+        let mut random = Random::new(seed);
+        let schedule = |_| {
+            let mut schedule = Schedule::random(&mut random, 1000, 6, 160, 12);
+            schedule.show(&mut random, &sight, 1000, PIECE);
+            schedule
+        };
+        (0..10).map(schedule).collect()
+    }
+
+    /// The spans of a request, whose placeholders are there and nowhere else.
+    fn spans(planned: &Planned) -> Vec<Span> {
+        let spans: Vec<Span> = planned.media.iter().flat_map(|media| media.spans.clone()).collect();
+        let within =
+            |at: usize| spans.iter().any(|span| (span.first..span.first + span.rows()).contains(&at));
+        let ids = planned.prompt.iter().enumerate();
+        ids.for_each(|(at, id)| assert_eq!(*id == IMAGE, within(at), "position {at}"));
+        spans
+    }
+
+    /// Whatever the seed, a few schedules have all that can go wrong.
+    #[test]
+    fn schedules_show_every_kind_of_place() {
+        let mut rows = Vec::new();
+        for seed in 1..20 {
+            let (mut across, mut behind, mut two, mut again, mut sized, mut texts) = (0, 0, 0, 0, 0, 0);
+            for schedule in schedules(seed) {
+                let (mut shown, mut grids) = (HashMap::new(), HashSet::new());
+                let media: Vec<&Media> =
+                    schedule.requests.iter().flat_map(|planned| &planned.media).collect();
+                assert!(!media.is_empty(), "{schedule}");
+                for media in &media {
+                    let first = shown.entry(media.key).or_insert(&media.patches);
+                    assert_eq!(*first, &media.patches, "a key is of one picture");
+                    grids.insert(media.patches.grid);
+                }
+                again += media.len() - shown.len();
+                sized += shown.len() - grids.len();
+                for spans in schedule.requests.iter().map(spans) {
+                    let ends = |span: &Span| span.first + span.rows();
+                    across += spans.iter().filter(|span| (span.first + 1..ends(span)).contains(&128)).count();
+                    behind += spans.iter().filter(|span| span.first >= 100).count();
+                    texts += usize::from(spans.is_empty());
+                    two += usize::from(spans.len() == 2);
+                    rows.extend(spans.iter().map(Span::rows));
+                }
+            }
+            let counts = [across, behind, two, again, sized, texts];
+            assert!(counts.iter().all(|count| *count > 0), "seed {seed}: {counts:?}");
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        let sizes = (1..=30).filter(|rows| (1..=5).any(|height| rows % height == 0 && rows / height <= 6));
+        assert_eq!(rows, sizes.collect::<Vec<usize>>());
+    }
 }
