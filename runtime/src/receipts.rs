@@ -155,11 +155,13 @@ impl Stand {
 
     /// Schedules from a seed; if pictures are taken, every second one shows some.
     fn schedules(&self, seed: u64) -> impl Iterator<Item = Schedule> + use<> {
-        let (mut random, vocab, sight) = (Random::new(seed), self.vocab, self.sight.clone());
+        // Of two kinds, so that texts are the same whether a model sees or not.
+        let (mut random, mut shown) = (Random::new(seed), Random::new(!seed));
+        let (vocab, sight) = (self.vocab, self.sight.clone());
         (0u64..).map(move |case| {
             let mut schedule = Schedule::random(&mut random, vocab, 6, 160, 12);
             if let Some(sight) = sight.as_deref().filter(|_| case.is_multiple_of(2)) {
-                schedule.show(&mut random, sight, vocab, PIECE_ROWS);
+                schedule.show(&mut shown, sight, vocab, PIECE_ROWS);
             }
             schedule
         })

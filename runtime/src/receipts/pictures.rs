@@ -9,15 +9,17 @@ use crate::pictures::Sight;
 const SQUARES: [u32; 2] = [5, 6];
 
 impl Schedule {
-    /// Shows pictures in one of the requests and in some of the others: of one row of the model to thirty, one or two in a
+    /// Shows pictures in the first of the requests and in some of the others: of one row of the model to thirty, one or two in a
     /// request, behind text, among it, and across the edge of a piece of `piece` rows or right behind it. Some come again,
     /// and some are of the size of another one.
     pub fn show(&mut self, random: &mut Random, sight: &Sight, vocab: u32, piece: u32) {
         let sight = every_size(sight);
-        let sure = random.below(self.requests.len() as u32) as usize;
         let mut shown = Vec::new();
         for (index, planned) in self.requests.iter_mut().enumerate() {
-            if index != sure && random.below(2) > 0 {
+            if index == 0 {
+                // It is there for a while, so that those who come later find it.
+                (planned.cancel, planned.max_tokens) = (None, planned.max_tokens.max(8));
+            } else if random.below(5) > 1 {
                 continue;
             }
             let count = 1 + usize::from(random.below(3) == 0);
