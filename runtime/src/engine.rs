@@ -375,6 +375,13 @@ impl Engine {
         &mut self.runner
     }
 
+    /// Lets go of the features of pictures that no request needs: a picture that comes again is encoded again.
+    pub fn forget_pictures(&mut self) {
+        if let Some(eyes) = &mut self.eyes {
+            eyes.forget();
+        }
+    }
+
     /// Whether decode rounds are replayed, from the next round on.
     pub fn set_graphs(&mut self, on: bool) {
         if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.graphs(on)) {
@@ -588,7 +595,7 @@ fn count(counts: &mut RoundCounts, how: Ran) {
     }
 }
 
-fn reason_text(reason: planner::EagerReason) -> &'static str {
+pub(crate) fn reason_text(reason: planner::EagerReason) -> &'static str {
     match reason {
         planner::EagerReason::PromptPass => "prompt pass",
         planner::EagerReason::ImageBearing => "image-bearing",

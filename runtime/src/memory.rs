@@ -268,12 +268,14 @@ impl fmt::Display for MemoryPlan {
             }
         }
         writeln!(f)?;
-        for part in self.parts.iter().filter(|part| part.bytes > 0) {
+        let parts = || self.parts.iter().filter(|part| part.bytes > 0);
+        let width = parts().map(|part| part.label.len()).max().unwrap_or(0);
+        for part in parts() {
             let changed =
                 if part.setting.is_empty() { String::new() } else { format!(" ({})", part.setting) };
             writeln!(
                 f,
-                "  {:<14} {:>10}  {}{changed}",
+                "  {:<width$} {:>10}  {}{changed}",
                 part.label,
                 Size(part.bytes).to_string(),
                 part.detail
@@ -335,6 +337,14 @@ mod tests {
         assert!(with.to_string().contains("pictures of up to 1000 patches (--vision)"), "{with}");
         let says = with.check(with.bytes() - 1).expect_err("one byte is short").to_string();
         assert!(says.contains("--vision off"), "{says}");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let text = plan(200).with_features(5000).to_string();
+        let ends = text.lines().skip(1).map(|line| line.find('B').expect("a size"));
+        let ends: Vec<usize> = ends.collect();
+        assert!(ends.len() == 5 && ends.iter().all(|end| *end == ends[0]), "{text}");
     }
 
     #[test]

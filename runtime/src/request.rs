@@ -40,6 +40,14 @@ pub struct Media {
     pub key: ContentKey,
 }
 
+impl Media {
+    /// Medium `number` of a prompt, with those of `spans` that are its own.
+    pub fn of(number: usize, spans: &[Span], patches: Arc<Patches>, key: ContentKey) -> Media {
+        let spans = spans.iter().filter(|span| span.medium == number).copied().collect();
+        Media { patches, spans, key }
+    }
+}
+
 impl Submission {
     /// A greedy request of the first cache class that ends at the model's stop ids.
     pub fn new(prompt: Vec<u32>) -> Submission {

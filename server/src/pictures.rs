@@ -18,7 +18,7 @@ use vision::{
     picture_size, read_header, video_size,
 };
 
-pub(crate) use decoding::{Decoding, Step, media};
+pub(crate) use decoding::{Decoding, Step};
 pub(crate) use placed::{Placed, check_words, stray};
 
 /// What pictures may cost.

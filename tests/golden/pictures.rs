@@ -5,7 +5,9 @@ use graph::{Arena, Device};
 use kernels::numerics::ElementType;
 use kernels::table::{Outcome, PromptRow};
 use runtime::checkpoint::Checkpoint;
+use runtime::engine::Vision;
 use runtime::model::PictureRows;
+use runtime::probe::{LogitsOptions, LogitsRequest, logits};
 use runtime::tower::TowerLimits;
 use tests::fixture::{Fixture, Lane};
 use tests::oracle::{Case, assert_close, rms_relative};
@@ -116,6 +118,40 @@ fn logits_and_continuations_agree() {
             compared += 1;
         }
         assert!(compared > 8, "{}: only {compared} steps stand clear of ties", case.id());
+    }
+}
+
+/// Pictures and clips in a request for logits: as recorded, whole, in pieces that cut them, and decoded behind them.
+#[test]
+fn logits_of_requests_agree() {
+    for case in prompts() {
+        let options = LogitsOptions {
+            element: ElementType::F32,
+            vision: Vision::Patches(256),
+            ..LogitsOptions::default()
+        };
+        let (ids, spans) = (case.input_ids(), spans(&case));
+        let (count, last) = (ids.len(), spans.last().expect("a picture"));
+        let (first, end) = (spans[0].first, last.first + last.rows());
+        let request = LogitsRequest { ids, media: media(&case), ..LogitsRequest::default() };
+        for (pieces, decode_from) in [
+            (None, None),
+            (Some(vec![first + 1, count - first - 1]), None),
+            (Some(vec![first, end - 1 - first, count - end + 1]), None),
+            (None, Some(end)),
+            (Some(vec![end - 1, 1]), Some(end)),
+        ] {
+            let what = format!("{} in pieces {pieces:?}, decoded from {decode_from:?}", case.id());
+            let request = LogitsRequest { pieces, decode_from, ..request.clone() };
+            let logits = logits(&case.checkpoint(), &options, &request, &mut |_| {});
+            let logits = logits.unwrap_or_else(|error| panic!("{what}: {error}"));
+            assert_eq!(logits.positions, count, "{what}");
+            let (rows, expected): (Vec<&[f32]>, _) = (logits.rows().collect(), case.tensor("logits_f32"));
+            for (row, position) in case.indices("positions").into_iter().enumerate() {
+                let what = format!("{what}: position {position}");
+                assert_close(&what, rows[position as usize], expected.row(row), LOGITS);
+            }
+        }
     }
 }
 

@@ -351,7 +351,7 @@ fn receipts_hold_in_every_format() {
         let options =
             CheckOptions { place, element, load, table, exchange: Exchange::Auto, cases: 2, seed: 3 };
         for receipt in check(dir, &options, None).unwrap_or_else(|error| panic!("{words}: {error}")) {
-            assert!(receipt.passed && receipt.ids > 0, "{words}: {receipt}");
+            assert!(receipt.passed && receipt.ids > 0 && receipt.pictured > 0, "{words}: {receipt}");
         }
     };
     for (experts, table) in

@@ -123,6 +123,11 @@ impl Eyes {
         self.line.len()
     }
 
+    /// Lets go of all features that nobody needs.
+    pub(super) fn forget(&mut self) {
+        while self.kept.evict() {}
+    }
+
     /// What was kept, and found again.
     pub(super) fn counts(&self) -> CacheCounts {
         self.kept.counts()

@@ -5,9 +5,9 @@ use std::fmt;
 
 use crossbeam_channel::{Receiver, unbounded};
 use graph::Digester;
-use planner::{ClassId, RequestId};
+use planner::{ClassId, EagerReason, Kind, RequestId, Verdict};
 
-use crate::engine::{Engine, Event, Ran, RoundCounts, Trace, Turn};
+use crate::engine::{Engine, Event, Ran, RoundCounts, Trace, Turn, reason_text};
 use crate::error::Error;
 use crate::request::{Media, Submission};
 use crate::sampling::SamplingOptions;
@@ -45,6 +45,10 @@ pub struct Trail {
     pub lives: Vec<Life>,
     /// How its rounds were executed.
     pub rounds: RoundCounts,
+    /// The same of the rounds that each request had rows in; of one that was not finished, nothing.
+    pub each: Vec<RoundCounts>,
+    /// Replays whose decode round before was image-bearing: text lanes beside pictures.
+    pub returns: u64,
 }
 
 /// What one request saw.
@@ -150,12 +154,12 @@ impl Schedule {
         for index in 0..self.requests.len() {
             with(index, &|planned| planned.cancel.take().is_some());
             with(index, &|planned| {
-                let half = planned.prompt.len() / 2;
                 // A picture stands where it stands.
-                let shorter = half > 0 && planned.media.is_empty();
-                planned.prompt.truncate(if shorter { half } else { planned.prompt.len() });
-                shorter
+                let (length, pictures) = (planned.prompt.len(), planned.pictures_end());
+                planned.prompt.truncate((pictures + (length - pictures) / 2).max(1));
+                planned.prompt.len() < length
             });
+            with(index, &Planned::leave_out_a_picture);
             with(index, &|planned| {
                 let shorter = planned.max_tokens > 1;
                 planned.max_tokens = (planned.max_tokens / 2).max(1);
@@ -188,7 +192,8 @@ impl fmt::Display for Schedule {
         let mut moments: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (index, planned) in self.requests.iter().enumerate() {
             let Planned { prompt, max_tokens, class, .. } = planned;
-            let line = format!("arrive R{index} prompt={} max={max_tokens} class={}", prompt.len(), class.0);
+            let (prompt, class, seen) = (prompt.len(), class.0, planned.seen());
+            let line = format!("arrive R{index} prompt={prompt} max={max_tokens} class={class}{seen}");
             moments.entry(planned.arrive).or_default().push(line);
             if let Some(cancel) = planned.cancel {
                 moments.entry(cancel).or_default().push(format!("cancel R{index}"));
@@ -210,7 +215,10 @@ impl fmt::Display for Schedule {
 /// # Errors
 /// The device failed.
 pub fn play(engine: &mut Engine, schedule: &Schedule) -> Result<Trail, Error> {
-    let mut trail = Trail { lives: vec![Life::default(); schedule.requests.len()], ..Trail::default() };
+    let count = schedule.requests.len();
+    let (lives, each) = (vec![Life::default(); count], vec![RoundCounts::default(); count]);
+    let mut trail = Trail { lives, each, ..Trail::default() };
+    let mut pictures = false;
     let mut inboxes: Vec<Option<Receiver<Event>>> = vec![None; schedule.requests.len()];
     let id = |index: usize| RequestId(index as u64 + 1);
     let mut settled = 0;
@@ -229,6 +237,10 @@ pub fn play(engine: &mut Engine, schedule: &Schedule) -> Result<Trail, Error> {
             Turn::Queued => {}
             Turn::Settled(round) => {
                 settled += 1;
+                if let Kind::Decode = round.round.kind {
+                    trail.returns += u64::from(pictures && round.how == Ran::Replayed);
+                    pictures = round.round.verdict == Verdict::Eager(EagerReason::ImageBearing);
+                }
                 match round.how {
                     Ran::Replayed => trail.rounds.replayed += 1,
                     Ran::Captured => trail.rounds.captured += 1,
@@ -243,11 +255,15 @@ pub fn play(engine: &mut Engine, schedule: &Schedule) -> Result<Trail, Error> {
             Turn::Idle => settled += 1,
         }
     }
-    for (life, events) in trail.lives.iter_mut().zip(inboxes.into_iter().flatten()) {
+    let told = trail.lives.iter_mut().zip(&mut trail.each);
+    for ((life, rounds), events) in told.zip(inboxes.into_iter().flatten()) {
         for event in events.try_iter() {
             match event {
                 Event::Token(token) => life.ids.push(token.id),
-                Event::Finished(finished) => life.end = finished.reason.to_string(),
+                Event::Finished(finished) => {
+                    life.end = finished.reason.to_string();
+                    *rounds = finished.rounds;
+                }
                 other => life.end = format!("{other:?}"),
             }
         }
@@ -255,6 +271,34 @@ pub fn play(engine: &mut Engine, schedule: &Schedule) -> Result<Trail, Error> {
         life.traces.iter_mut().for_each(|trace| trace.request = RequestId(0));
     }
     Ok(trail)
+}
+
+impl Planned {
+    /// The position behind the last row of a picture.
+    fn pictures_end(&self) -> usize {
+        let spans = self.media.iter().flat_map(|media| &media.spans);
+        spans.map(|span| span.first + span.rows()).max().unwrap_or(0)
+    }
+
+    /// Leaves out the last picture with its placeholders, if there is one.
+    fn leave_out_a_picture(&mut self) -> bool {
+        let Some(media) = self.media.pop() else { return false };
+        for span in media.spans.iter().rev() {
+            self.prompt.drain(span.first..span.first + span.rows());
+        }
+        true
+    }
+
+    /// What a scene says of its pictures: that there are some, and where.
+    fn seen(&self) -> String {
+        let spans: Vec<String> = self
+            .media
+            .iter()
+            .flat_map(|media| &media.spans)
+            .map(|span| format!("{} x {} rows at {}", span.height, span.width, span.first))
+            .collect();
+        if spans.is_empty() { String::new() } else { format!(" image # {}", spans.join(", ")) }
+    }
 }
 
 fn submission(planned: &Planned) -> Submission {
@@ -291,6 +335,24 @@ impl Trail {
     pub fn forget_state(&mut self) {
         let traces = self.lives.iter_mut().flat_map(|life| &mut life.traces);
         traces.for_each(|trace| trace.state.parts.clear());
+    }
+
+    /// Why the rounds of a schedule were not executed as pictures ask for, if they were not: those of image-bearing lanes
+    /// are eager for that reason, and no others are.
+    pub fn astray(&self, schedule: &Schedule) -> Option<String> {
+        let wrong = |(planned, rounds): &(&Planned, &RoundCounts)| {
+            let [pictures, prompt] = [EagerReason::ImageBearing, EagerReason::PromptPass].map(reason_text);
+            match planned.media.is_empty() {
+                true => rounds.eager.contains_key(pictures),
+                false => {
+                    let graphs = rounds.replayed + rounds.captured;
+                    graphs > 0 || rounds.eager.keys().any(|reason| ![pictures, prompt].contains(reason))
+                }
+            }
+        };
+        let index = schedule.requests.iter().zip(&self.each).position(|one| wrong(&one))?;
+        let (count, rounds) = (schedule.requests[index].media.len(), &self.each[index]);
+        Some(format!("request R{index}, with {count} pictures, had these rounds: {rounds}\n"))
     }
 
     /// Where two trails part, as text.

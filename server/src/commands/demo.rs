@@ -121,8 +121,7 @@ impl Play<'_> {
         let (mut prompt, mut media) = (self.tokenizer.encode(&text).map_err(Failure::input)?, Vec::new());
         let picture = self.sight.as_ref().filter(|_| part.sees).map(|sight| (picture::drawn(), sight));
         if let Some((picture, sight)) = &picture {
-            let (ids, seen) = picture::seen(picture, &prompt, sight, self.tokenizer)?;
-            (prompt, media) = (ids, vec![seen]);
+            (prompt, media) = sight.place(&prompt, std::slice::from_ref(picture)).map_err(Failure::input)?;
         }
         let ticket = self.handle.submit(part.submission(prompt, media)).map_err(engine_failure)?;
         view.line(&format!("{:>4}  {:<8} joins   {}", self.told.tokens, part.name, part.asks()));

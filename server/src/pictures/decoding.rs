@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use runtime::pictures::Sight;
-use runtime::request::Media;
-use vision::{
-    Clip, ClipBuilder, ContentKey, Limits, Medium, Patches, PictureError, Span, decode, picture_patches,
-};
+use vision::{Clip, ClipBuilder, ContentKey, Limits, Medium, Patches, PictureError, decode, picture_patches};
 
 use super::{Content, Planned, Refused};
 
@@ -73,10 +70,4 @@ impl Decoding {
         assert_eq!(patches.grid, *grid, "a picture is as large as its header says, or it was refused");
         Ok(Step::Whole(Arc::new(patches), key))
     }
-}
-
-/// Medium `number` of a prompt with those of `spans` that are its own.
-pub(crate) fn media(number: usize, spans: &[Span], patches: Arc<Patches>, key: ContentKey) -> Media {
-    let spans = spans.iter().filter(|span| span.medium == number).copied().collect();
-    Media { patches, spans, key }
 }

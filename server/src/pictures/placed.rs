@@ -9,7 +9,7 @@ use runtime::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use vision::{Medium, Span, expand};
 
-use super::{Allowed, Decoding, Planned, Refused, media, part_place};
+use super::{Allowed, Decoding, Planned, Refused, part_place};
 
 /// A prompt whose pictures have their places and are not decoded yet.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Placed {
         let Placed { ids, spans, planned } = self;
         let whole = |(number, planned)| {
             let (patches, key) = Decoding::new(planned, sight.clone(), Allowed::default().limits).whole()?;
-            Ok(media(number, &spans, patches, key))
+            Ok(Media::of(number, &spans, patches, key))
         };
         let media = planned.into_iter().enumerate().map(whole).collect::<Result<_, _>>()?;
         Ok((ids, media))

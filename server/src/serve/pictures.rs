@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use runtime::request::Media;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::asked::{Asked, Prompt};
 use super::errors::ApiError;
 use super::state::{App, Model};
-use crate::pictures::{Decoding, Refused, Step, media};
+use crate::pictures::{Decoding, Refused, Step};
 
 /// Memory that the pictures of a request hold, until all of it is dropped.
 pub(crate) type Held = Arc<OwnedSemaphorePermit>;
@@ -21,7 +22,7 @@ pub(crate) async fn decode(app: &App, model: &Model, asked: &mut Asked) -> Resul
         for (number, planned) in std::mem::take(&mut prompt.planned).into_iter().enumerate() {
             let decoding = Decoding::new(planned, sight.clone(), limits);
             let (patches, key) = whole(app, decoding, asked.held.clone()).await?;
-            prompt.media.push(media(number, &prompt.spans, patches, key));
+            prompt.media.push(Media::of(number, &prompt.spans, patches, key));
         }
     }
     Ok(())

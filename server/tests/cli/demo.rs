@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::binary::{Ended, bare, binary, run};
+use crate::binary::{Ended, bare, binary, on, run};
+use crate::folder::Folder;
 
 /// The words that begin the lines of the end of a demo.
 const SUMMARY: [&str; 6] = ["requests ", "rounds ", "tokens ", "graphs ", "pages ", "receipt "];
@@ -68,11 +69,35 @@ fn a_check_prints_a_receipt_for_each_equality() {
             assert!(ended.stdout.contains(&format!("{name} ")), "{name} is not in:\n{}", ended.stdout);
         }
         assert_eq!(ended.stdout.matches(" ok: ").count(), 3, "{}", ended.stdout);
+        assert_eq!(with_pictures(&ended, 3), 3);
         ended.stdout
     };
     let first = check("5");
     assert_eq!(first, check("5"), "a seed gives the same schedules and digests");
     assert_ne!(first, check("6"));
+}
+
+/// How many of the receipts, `all` there are, had requests with pictures; those that say so had eager rounds of them.
+pub(crate) fn with_pictures(ended: &Ended, all: usize) -> usize {
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    let told = lines.array_windows().filter_map(|[receipt, rounds]| {
+        let (_, counts) = receipt.split_once(" requests, ")?;
+        let pictures: u32 = counts.split_once(" with pictures, ")?.0.parse().unwrap();
+        let eager = rounds.matches("(image-bearing)").count();
+        assert_eq!(eager, if pictures > 0 { 2 } else { 0 }, "{}", ended.stdout);
+        Some(pictures > 0)
+    });
+    let told: Vec<bool> = told.collect();
+    assert_eq!(told.len(), all, "{}", ended.stdout);
+    told.into_iter().filter(|some| *some).count()
+}
+
+#[test]
+fn a_check_of_a_model_that_is_blind_shows_no_pictures() {
+    let blind = Folder::new().without("preprocessor_config.json");
+    let ended = run(on("check", blind.path()).args(["--cases", "1"])).good();
+    assert_eq!(ended.stdout.matches(" ok: ").count(), 3, "{}", ended.stdout);
+    assert_eq!(with_pictures(&ended, 3), 0);
 }
 
 #[test]

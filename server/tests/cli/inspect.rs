@@ -15,7 +15,8 @@ fn a_folder_is_described() {
         "not used: 31 tensors of the draft layer, 3.81 MiB\n",
         "  vision tower     2.28 MiB\n",
         "memory plan  438 MiB of the device, 280 MiB of the host\n",
-        "  vision buffers   54.0 MiB  pictures of up to 16384 patches (--vision)\n",
+        "  vision buffers     54.0 MiB  pictures of up to 16384 patches (--vision)\n",
+        "  picture features   32.0 MiB  of pictures under way and seen before, at most (--vision)\n",
         "tokenizer  2040 tokens, 14 of them special, last id 2039\n",
         "chat_template.jinja\n",
     ] {

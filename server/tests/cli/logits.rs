@@ -263,6 +263,13 @@ fn pictures_that_do_not_fit_the_ids_are_refused() {
     refused("5,6", &["--image", &image], &["--ids", "0 picture placeholders", "1 pictures"]);
     refused(&one, &["--image", &image, "--image", &image], &["1 picture placeholders", "2 pictures"]);
     refused(&format!("{one},{}", PADS[1]), &["--image", &image], &["2 picture placeholders", "1 pictures"]);
+    // A video has no option: its placeholder is refused, also where a picture is.
+    let video = "5,2027,6,7";
+    refused(video, &[], &["2027", "position 1", "stands for a row of a picture"]);
+    refused(video, &["--image", &image], &["--ids", "0 picture placeholders", "1 pictures"]);
+    let both = format!("{one},2027");
+    refused(&both, &["--image", &image], &["--ids", "1 video placeholders (id 2027) for 0 videos"]);
+    refused(&one, &["--video", &image], &["--video"]);
     refused(&one, &["--image", "absent.png"], &["absent.png", "--image"]);
     let text = dir.path().join("text.png");
     fs::write(&text, "hello").unwrap();

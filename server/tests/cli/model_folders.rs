@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::binary::{data, on, run};
+use crate::demo::with_pictures;
 use crate::folder::{CONFIG, Folder, INDEX, SHARD};
 
 #[test]
@@ -52,6 +53,7 @@ fn settings_and_weights_of_different_exports() {
         run(on("generate", &dir).args(["--ids", "1,2,3", "--max-tokens", "4"])).good();
         let checked = run(on("check", &dir).args(["--cases", "2"])).good();
         assert_eq!(checked.stdout.matches(" ok: ").count(), 3, "{}", checked.stdout);
+        assert_eq!(with_pictures(&checked, 3), 3);
     }
 }
 

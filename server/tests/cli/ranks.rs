@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::binary::{Ended, binary, data, generate, on, run};
+use crate::demo::with_pictures;
 
 const PROMPTS: [&str; 4] = ["--prompt", "Spell garden backwards.", "--prompt", "What is 27 + 58?"];
 
@@ -74,6 +75,7 @@ fn receipts_hold_for_two_ranks() {
         let ended = run(on("check", &model).args(["--tp", "2", "--cases", "2"])).good();
         assert!(ended.stdout.contains("two ranks = one    ok"), "{}", ended.stdout);
         assert_eq!(ended.stdout.matches(" ok: ").count(), 4, "{}", ended.stdout);
+        assert_eq!(with_pictures(&ended, 4), 4);
     }
 }
 

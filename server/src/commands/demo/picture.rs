@@ -1,11 +1,6 @@
 //! The picture of the demo: two shapes, drawn here, and shown with half blocks.
 
-use runtime::pictures::Sight;
-use runtime::request::Media;
-use runtime::tokenizer::Tokenizer;
-use vision::{ContentKey, Expanded, Medium, Picture, expand, picture_patches};
-
-use crate::failure::Failure;
+use vision::Picture;
 
 /// What the demo model is asked about it.
 pub(super) const QUESTION: &str = "Describe the picture.";
@@ -29,21 +24,6 @@ pub(super) fn drawn() -> Picture {
     };
     let rgb = (0..HEIGHT).flat_map(|y| (0..WIDTH).flat_map(move |x| colour(x, y))).collect();
     Picture::new(WIDTH, HEIGHT, rgb).expect("every pixel has three bytes")
-}
-
-/// The prompt with the picture in its place, and the picture as the engine takes it.
-pub(super) fn seen(
-    picture: &Picture,
-    ids: &[u32],
-    sight: &Sight,
-    tokenizer: &Tokenizer,
-) -> Result<(Vec<u32>, Media), Failure> {
-    let patches = picture_patches(picture, &sight.picture).map_err(Failure::input)?;
-    let medium = Medium::Picture { grid: patches.grid };
-    let placed = expand(ids, &[medium], sight.picture.merge, &sight.ids, |text| tokenizer.encode(text));
-    let Expanded { ids, spans } = placed.map_err(Failure::input)?;
-    let key = ContentKey::of_picture(picture, &sight.picture);
-    Ok((ids, Media { patches: patches.into(), spans, key }))
 }
 
 /// The picture in lines of half blocks: in its colours where there is a terminal, else what is not white.
