@@ -125,6 +125,17 @@ pub enum Ran {
     Eager(&'static str),
 }
 
+impl From<How> for Ran {
+    fn from(how: How) -> Ran {
+        match how {
+            How::Replayed => Ran::Replayed,
+            How::Captured => Ran::Captured,
+            How::FirstSight => Ran::Eager("first sight"),
+            How::CaptureFailed => Ran::Eager("capture failed"),
+        }
+    }
+}
+
 /// What a turn did.
 pub enum Turn {
     /// There is nothing to do.
@@ -240,8 +251,8 @@ impl Engine {
 
     /// Hands a request to the planner, here and on the other rank.
     fn arrive(&mut self, id: RequestId, told: Option<Submission>) -> Result<(), Error> {
-        if let (Some(peer), Some(submission)) = (&self.peer, &told) {
-            peer.submit(id, submission)?;
+        if let Some(submission) = &told {
+            self.command(|peer| peer.submit(id, submission))?;
         }
         if let Some(live) = self.live.get(&id) {
             let effects = self.state.arrive(live.request);
@@ -257,7 +268,7 @@ impl Engine {
             self.finish(id, Reason::Cancelled);
             return;
         }
-        if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.cancel(id)) {
+        if let Err(error) = self.command(|peer| peer.cancel(id)) {
             self.fail(&error);
         }
         let effects = self.state.cancel(id);
@@ -376,7 +387,7 @@ impl Engine {
     }
 
     /// Lets go of the features of pictures that no request needs: a picture that comes again is encoded again.
-    pub fn forget_pictures(&mut self) {
+    pub(crate) fn forget_pictures(&mut self) {
         if let Some(eyes) = &mut self.eyes {
             eyes.forget();
         }
@@ -384,7 +395,7 @@ impl Engine {
 
     /// Whether decode rounds are replayed, from the next round on.
     pub fn set_graphs(&mut self, on: bool) {
-        if let Some(Err(error)) = self.peer.as_ref().map(|peer| peer.graphs(on)) {
+        if let Err(error) = self.command(|peer| peer.graphs(on)) {
             self.fail(&error);
         }
         self.state.set_graphs(on);
@@ -406,16 +417,8 @@ impl Engine {
         let shape = shape(&round, &groups);
         let how = match round.verdict {
             Verdict::Graph => {
-                match self.runner.run(
-                    &mut self.bank,
-                    &shape,
-                    agreed(&mut self.peer, &self.runner.stream, "a capture"),
-                )? {
-                    How::Replayed => Ran::Replayed,
-                    How::Captured => Ran::Captured,
-                    How::FirstSight => Ran::Eager("first sight"),
-                    How::CaptureFailed => Ran::Eager("capture failed"),
-                }
+                let agreed = agreed(&mut self.peer, &self.runner.stream, "a capture");
+                self.runner.run(&mut self.bank, &shape, agreed)?.into()
             }
             Verdict::Eager(reason) => {
                 if reason == planner::EagerReason::Audit {
@@ -435,7 +438,7 @@ impl Engine {
             true => Some(self.runner.read_back(round.lanes.len())?),
             false => None,
         };
-        count(&mut self.counts, how);
+        self.counts.count(how);
         Ok(Flying { round, how, read })
     }
 
@@ -446,7 +449,7 @@ impl Engine {
             let mut lane = LaneOutcome::default();
             let request = self.state.lane(rows.slot).map(|lane| lane.request().id);
             if let Some(live) = request.and_then(|id| self.live.get_mut(&id)) {
-                count(&mut live.rounds, how);
+                live.rounds.count(how);
                 if let Some(outcome) = outcomes.get(at) {
                     lane = live.judge(outcome);
                 }
@@ -585,14 +588,6 @@ fn shape<'a>(round: &Round, groups: &'a [Group<'a>]) -> RoundShape<'a> {
         planner::Kind::Decode => (Kind::Decode, Picks::All),
     };
     RoundShape { kind, groups, picks }
-}
-
-fn count(counts: &mut RoundCounts, how: Ran) {
-    match how {
-        Ran::Replayed => counts.replayed += 1,
-        Ran::Captured => counts.captured += 1,
-        Ran::Eager(reason) => *counts.eager.entry(reason).or_default() += 1,
-    }
 }
 
 pub(crate) fn reason_text(reason: planner::EagerReason) -> &'static str {

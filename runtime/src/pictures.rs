@@ -27,11 +27,13 @@ impl Sight {
     /// the pictures as the engine takes them.
     ///
     /// # Errors
-    /// A picture that cannot be prepared, or as many placeholders as there are not pictures.
+    /// A picture cannot be prepared: which, and why. Or there are not as many placeholders as pictures.
     pub fn place(&self, ids: &[u32], pictures: &[Picture]) -> Result<(Vec<u32>, Vec<Media>), Error> {
         let wrong = |why: &dyn Display| Error::Prompt(why.to_string());
-        let patches = pictures.iter().map(|picture| picture_patches(picture, &self.picture));
-        let patches = patches.collect::<Result<Vec<_>, _>>().map_err(|why| wrong(&why))?;
+        let patches = pictures.iter().enumerate().map(|(number, picture)| {
+            picture_patches(picture, &self.picture).map_err(|why| wrong(&format!("picture {number}: {why}")))
+        });
+        let patches = patches.collect::<Result<Vec<_>, Error>>()?;
         let media: Vec<Medium> =
             patches.iter().map(|patches| Medium::Picture { grid: patches.grid }).collect();
         let stamp = |_: &str| Err("a picture has no time");

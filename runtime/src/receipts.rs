@@ -155,7 +155,7 @@ impl Stand {
 
     /// Schedules from a seed; if pictures are taken, every second one shows some.
     fn schedules(&self, seed: u64) -> impl Iterator<Item = Schedule> + use<> {
-        // Of two kinds, so that texts are the same whether a model sees or not.
+        // Two sources: showing pictures draws nothing from the one that texts come from.
         let (mut random, mut shown) = (Random::new(seed), Random::new(!seed));
         let (vocab, sight) = (self.vocab, self.sight.clone());
         (0u64..).map(move |case| {

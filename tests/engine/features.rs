@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use crossbeam_channel::Receiver;
-use graph::Arena;
 use planner::{Kind, RequestId, Verdict};
-use runtime::engine::{Class, Engine, EngineOptions, Event, Finished, Turn, Vision, open};
+use runtime::engine::{Class, EngineOptions, Event, Finished, Turn, Vision, open};
 use runtime::receipts::Planned;
 use runtime::request::{Media, Submission};
 use tests::fixture::repository;
+use tests::luck::all_memory;
 use tests::sight::{IMAGE, alone, among, case, run, text, tiles};
 use vision::Span;
 
@@ -101,18 +101,12 @@ fn features_are_kept_within_their_budget() {
     assert!(says.iter().all(|number| refused.end.contains(number)), "{}", refused.end);
 }
 
-/// Takes all memory of an engine's device.
-fn hog(engine: &Engine) -> Arena {
-    let device = &engine.runner().device;
-    device.arena("what others have", device.free_bytes()).expect("it is free")
-}
-
 /// A device without memory for features fails the request that needs them, and nobody else.
 #[test]
 fn memory_that_is_not_there_ends_one_request() {
     let mut engine = small(EngineOptions { host_memory: 256 << 20, ..crowd() });
     let expected = alone(&mut engine, &tiles(4, 4, 1));
-    let taken = hog(&engine);
+    let taken = all_memory(&engine.runner().device);
     let talk = submit(&mut engine, 1, submission(&text(20, 1)));
     let shown = submit(&mut engine, 2, submission(&tiles(16, 16, 2)));
     let kept = submit(&mut engine, 3, submission(&tiles(4, 4, 1)));

@@ -156,8 +156,7 @@ fn logits_of_requests_agree() {
 }
 
 /// By the rule of the oracle, in aggregate as it asks: its noise is that of all rows, and the four recorded ones of a
-/// case are too few. There its own run in bf16 is 0.191 from f32 in `video_one`, whose bound is 0.179, and 0.779 from it
-/// in all six.
+/// case are too few. There its own run in bf16 is 0.191 from f32 in `video_one`, whose bound is 0.179.
 #[test]
 fn logits_in_bf16_are_as_close_to_f32_as_they_can_be() {
     let (mut distances, mut bounds) = (Vec::new(), Vec::new());

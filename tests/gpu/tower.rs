@@ -153,6 +153,7 @@ fn a_picture_delays_others_by_a_round_and_a_piece() {
             turns += 1;
         }
         if rounds.is_none() {
+            assert!(matches!(firsts.try_recv(), Ok(Event::Token(_))), "it is answered");
             engine.cancel(RequestId(id));
         }
         assert!(longest > 0.0, "the lane decodes");

@@ -70,13 +70,14 @@ fn a_flood_of_requests_is_taken_in_step() {
     let options = EngineOptions { queue: 20, depth: 2, trace: false, ..tight() };
     let (mut pair, follower) = two(&options, &options);
     let (sender, events) = crossbeam_channel::unbounded();
-    // In the middle of rounds, and while none runs.
+    // While no round runs, and in the middle of some.
     for wave in 0..2 {
+        assert_eq!((pair.stats().tokens > 0, pair.is_idle()), (wave == 1, wave == 0));
         for id in 0..FLOOD {
             let short = Submission { max_tokens: Some(2), ..submission(3 + (id % 60) as u32) };
             pair.submit(RequestId(wave * FLOOD + id), short, sender.clone());
         }
-        for _ in 0..10 * wave {
+        for _ in 0..30 * (1 - wave) {
             pair.turn().expect("they are in step");
         }
     }
@@ -88,7 +89,7 @@ fn a_flood_of_requests_is_taken_in_step() {
     let [full, finished] =
         [count(|e| matches!(e, Event::Full { .. })), count(|e| matches!(e, Event::Finished(_)))];
     assert!(
-        finished >= 20 && full + finished == 2 * FLOOD,
+        finished > 20 && full + finished == 2 * FLOOD,
         "{finished} finished, {full} found the queue full"
     );
     end(pair, follower);

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use std::{iter, thread};
 
-use graph::{Arena, Key, Planted};
+use graph::{Key, Planted};
 use runtime::engine::{Class, Engine, EngineOptions, Event, Handle, RoundCounts, Ticket, open_rank};
 use runtime::error::Error;
 use runtime::ranks::{Hello, Listener, Rank, Settings};
 use runtime::receipts::{Planned, Random, Schedule};
 use runtime::request::Submission;
+use tests::luck::all_memory;
 use tests::process::{Process, on_word, part, say};
 use tests::sight::planned;
 
@@ -23,8 +24,10 @@ use crate::pair::{PATIENCE, model, one, opened, recorded, same, sighted, tight, 
 const SILENCE: Duration = Duration::from_secs(3);
 /// What an end may take where nobody has to wait for a silence.
 const SOON: Duration = Duration::from_secs(2);
-/// A host of this machine that no other test takes ports of.
-const ALONE: &str = if cfg!(target_os = "linux") { "127.0.0.3:0" } else { "127.0.0.1:0" };
+/// Any port.
+const ANY: &str = "127.0.0.1:0";
+/// A port of a host of this machine that nothing else takes ports of, so that it stays free between two pairs.
+const AGAIN: &str = if cfg!(target_os = "linux") { "127.0.0.3:0" } else { ANY };
 
 /// Starts rank 1 as `part`, and meets it at `address`.
 fn meet(part: &str, address: &str) -> (Rank, Process) {
@@ -36,7 +39,7 @@ fn meet(part: &str, address: &str) -> (Rank, Process) {
 }
 
 fn two(part: &str, leads: &EngineOptions) -> (Engine, Process) {
-    let (rank, follower) = meet(part, ALONE);
+    let (rank, follower) = meet(part, ANY);
     (opened(leads, rank), follower)
 }
 
@@ -71,7 +74,7 @@ fn rank_1() {
     let device = engine.runner().device.clone();
     match part {
         "has_no_memory" => {
-            let taken = hog(&engine);
+            let taken = all_memory(&engine.runner().device);
             on_word("let go", || drop(taken));
         }
         "fails_captures" => on_word("capture", move || device.plant(None)),
@@ -85,12 +88,6 @@ fn plenty() -> EngineOptions {
     EngineOptions { host_memory: 128 << 20, ..sighted() }
 }
 
-/// Takes all memory of an engine's device.
-fn hog(engine: &Engine) -> Arena {
-    let device = &engine.runner().device;
-    device.arena("what others have", device.free_bytes()).expect("it is free")
-}
-
 /// A rank has no memory when requests want more lanes, and when one shows a picture: those wait, this one is refused
 /// with the reason, and the pair answers what comes next as one rank does; the picture too, once there is memory.
 #[test]
@@ -100,7 +97,7 @@ fn memory_that_one_rank_lacks_is_a_vote() {
     let mut alone = one(&few);
     for (lacks, part) in [(0, "sees"), (1, "has_no_memory")] {
         let (mut pair, mut follower) = two(part, &plenty());
-        let taken = (lacks == 0).then(|| hog(&pair));
+        let taken = (lacks == 0).then(|| all_memory(&pair.runner().device));
         let mut random = Random::new(14);
         let mut text = || {
             let mut schedule = Schedule::random(&mut random, 1009, 9, 90, 10);
@@ -206,7 +203,7 @@ fn a_follower_that_dies_in_a_capture_ends_the_leader() {
     const COMPARES: u32 = 3;
     const CAPTURES: u32 = 4;
     const HAS_CAPTURED: u32 = 5;
-    let address = Listener::bind(ALONE).expect("a free port").address().to_string();
+    let address = Listener::bind(AGAIN).expect("a free port").address().to_string();
     let mut alone = one(&tight());
     for (harm, key, within) in [
         ("abort", COMPARES, SOON),
@@ -252,7 +249,7 @@ fn streams(handle: &Handle) -> Vec<Ticket> {
 /// The same between two captures of the start: there is no stream yet, and the leader does not open.
 #[test]
 fn a_follower_that_dies_between_the_first_captures_ends_the_leader() {
-    let (rank, follower) = meet("abort:1:2", ALONE);
+    let (rank, follower) = meet("abort:1:2", ANY);
     let died = thread::spawn(move || {
         assert_eq!(follower.line(), "now");
         Instant::now()

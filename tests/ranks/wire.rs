@@ -69,7 +69,7 @@ fn samples() -> Vec<Message> {
         Message::Command(turn(How::Eager("prompt pass".into()))),
         Message::Done { number: 3, round: "ff".into() },
         Message::Answer { question: 1, yes: false, what: why() },
-        Message::Number { question: 2, number: u64::MAX },
+        Message::Number { question: 2, number: u64::MAX, what: why() },
         Message::Failed { why: why() },
         Message::Bye { why: why() },
         Message::Beat,
@@ -175,7 +175,11 @@ fn message() -> impl Strategy<Value = Message> {
             yes,
             what
         }),
-        (any::<u64>(), any::<u64>()).prop_map(|(question, number)| Message::Number { question, number }),
+        (any::<u64>(), any::<u64>(), text()).prop_map(|(question, number, what)| Message::Number {
+            question,
+            number,
+            what
+        }),
         text().prop_map(|why| Message::Failed { why }),
         text().prop_map(|why| Message::Bye { why }),
         Just(Message::Beat),

@@ -5,6 +5,8 @@ use std::fmt;
 
 use crossbeam_channel::Sender;
 
+use super::Ran;
+
 /// One thing that a request is told. The last one is `Finished`, `Refused`, `Full` or `Failed`.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -115,6 +117,26 @@ pub struct RoundCounts {
     pub replayed: u64,
     /// Rounds that ran eagerly, by reason.
     pub eager: BTreeMap<&'static str, u64>,
+}
+
+impl RoundCounts {
+    /// Counts a round.
+    pub(crate) fn count(&mut self, how: Ran) {
+        match how {
+            Ran::Replayed => self.replayed += 1,
+            Ran::Captured => self.captured += 1,
+            Ran::Eager(reason) => *self.eager.entry(reason).or_default() += 1,
+        }
+    }
+
+    /// Adds other counts to these.
+    pub fn add(&mut self, other: &RoundCounts) {
+        self.captured += other.captured;
+        self.replayed += other.replayed;
+        for (reason, count) in &other.eager {
+            *self.eager.entry(reason).or_default() += count;
+        }
+    }
 }
 
 impl fmt::Display for RoundCounts {

@@ -1,11 +1,12 @@
-//! How an engine keeps in step with that of the other rank: what they agree on, and how they part.
+//! How an engine keeps in step with that of the other rank: what they agree on, what they measure together, and how they
+//! part.
 
 use std::time::Duration;
 
-use graph::{GatherTimes, How, Stream};
+use graph::{GatherTimes, Stream};
 use planner::{Round, Verdict};
 
-use super::{Engine, Sink, groups, reason_text, shape};
+use super::{Engine, Ran, Sink, groups, reason_text, shape};
 use crate::error::Error;
 use crate::ranks::{self, Order, Peer};
 
@@ -13,22 +14,30 @@ use crate::ranks::{self, Order, Peer};
 const END: Duration = Duration::from_secs(5);
 
 impl Engine {
+    /// Tells the follower, if this rank has one, what it is to do too.
+    pub(super) fn command(&self, tell: impl FnOnce(&Peer) -> Result<(), Error>) -> Result<(), Error> {
+        let Some(peer) = self.peer.as_ref().filter(|peer| peer.leads()) else { return Ok(()) };
+        // With much untold it waits for the follower, which may wait for this rank's part of a collective.
+        self.runner.stream.progress()?;
+        tell(peer)
+    }
+
     /// That the other rank, if there is one, takes this turn too.
     pub(super) fn in_step(&mut self, round: Option<&Round>) -> Result<(), Error> {
         let Some(peer) = &mut self.peer else { return Ok(()) };
         self.runner.stream.progress()?;
-        let how = match round.map(|round| (round, round.verdict)) {
-            None => ranks::How::Eager("no round".into()),
-            Some((_, Verdict::Eager(reason))) => ranks::How::Eager(reason_text(reason).into()),
+        let ran = match round.map(|round| (round, round.verdict)) {
+            None => Ran::Eager("no round"),
+            Some((_, Verdict::Eager(reason))) => Ran::Eager(reason_text(reason)),
             Some((round, Verdict::Graph)) => {
                 let groups = groups(round, &self.slabs);
-                match self.bank.next(&self.runner.key(&shape(round, &groups))) {
-                    How::Replayed => ranks::How::Replay,
-                    How::Captured => ranks::How::Capture,
-                    How::FirstSight => ranks::How::Eager("first sight".into()),
-                    How::CaptureFailed => ranks::How::Eager("capture failed".into()),
-                }
+                self.bank.next(&self.runner.key(&shape(round, &groups))).into()
             }
+        };
+        let how = match ran {
+            Ran::Replayed => ranks::How::Replay,
+            Ran::Captured => ranks::How::Capture,
+            Ran::Eager(reason) => ranks::How::Eager(reason.into()),
         };
         peer.turn(round, how)
     }
@@ -96,14 +105,12 @@ impl Engine {
     ///
     /// # Errors
     /// The device failed, or the other rank is gone.
-    pub fn measure_gathers(&self) -> Result<Vec<GatherTimes>, Error> {
+    pub(crate) fn measure_gathers(&self) -> Result<Vec<GatherTimes>, Error> {
         const BYTES: [usize; 5] = [5 << 10, 10 << 10, 20 << 10, 64 << 10, 512 << 10];
         let own =
             self.runner.model.communicator.as_ref().filter(|communicator| communicator.nccl().is_some());
         let Some(communicator) = own else { return Ok(Vec::new()) };
-        if let Some(peer) = &self.peer {
-            peer.measure()?;
-        }
+        self.command(Peer::measure)?;
         Ok(communicator.measure(&self.runner.stream, &BYTES)?)
     }
 }

@@ -49,8 +49,8 @@ impl Engine {
     fn send(&mut self, ready: Ready) -> Result<(), Error> {
         let Ready { id, features, submission } = ready;
         let mut sent = Vec::new();
-        if let (Some(peer), Some(submission)) = (&self.peer, &submission) {
-            peer.submit(id, submission)?;
+        if let Some(submission) = &submission {
+            self.command(|peer| peer.submit(id, submission))?;
             for media in
                 media::distinct(&submission.media).filter(|media| self.attached(&media.key).is_none())
             {

@@ -32,7 +32,7 @@ pub enum Message {
         question: u64,
         /// Whether it did.
         yes: bool,
-        /// What it is: both must mean the same.
+        /// What it is: both must mean the same. Empty if the sender does not say.
         #[serde(default)]
         what: String,
     },
@@ -42,6 +42,9 @@ pub enum Message {
         question: u64,
         /// The sender's.
         number: u64,
+        /// As in [`Message::Answer`].
+        #[serde(default)]
+        what: String,
     },
     /// The sender broke and serves no more.
     Failed {

@@ -90,29 +90,26 @@ impl Peer {
 
     /// Has the follower take a request too.
     pub(crate) fn submit(&self, id: RequestId, submission: &Submission) -> Result<(), Error> {
-        self.command(|| Command::Submit { id: id.0, submission: submission.clone() })
+        self.command(Command::Submit { id: id.0, submission: submission.clone() })
     }
 
     /// Has the follower call a request off too.
     pub(crate) fn cancel(&self, id: RequestId) -> Result<(), Error> {
-        self.command(|| Command::Cancel { id: id.0 })
+        self.command(Command::Cancel { id: id.0 })
     }
 
     /// Has the follower replay rounds too, or not.
     pub(crate) fn graphs(&self, on: bool) -> Result<(), Error> {
-        self.command(|| Command::Graphs { on })
+        self.command(Command::Graphs { on })
     }
 
     /// Has the follower measure collectives too.
     pub(crate) fn measure(&self) -> Result<(), Error> {
-        self.command(|| Command::Measure)
+        self.command(Command::Measure)
     }
 
-    fn command(&self, command: impl FnOnce() -> Command) -> Result<(), Error> {
-        match self.leads {
-            true => Ok(self.link.send(&Message::Command(command()))?),
-            false => Ok(()),
-        }
+    fn command(&self, command: Command) -> Result<(), Error> {
+        Ok(self.link.send(&Message::Command(command))?)
     }
 
     /// Begins a turn: the leader says which round it runs, and how, and waits for the word on the round before; the
@@ -174,15 +171,12 @@ impl Peer {
     /// Waits for the other rank to come this far, as long as it lives: what is done meanwhile takes as long as it takes.
     ///
     /// # Errors
-    /// The other rank is gone, or has failed.
+    /// The other rank is gone, has failed, or asks something else.
     pub(crate) fn meet(&mut self, what: &str) -> Result<(), Error> {
-        self.question += 1;
-        self.link.send(&Message::Answer { question: self.question, yes: true, what: what.into() })?;
+        self.answer(what, true)?;
         loop {
             match self.link.receive(self.patience) {
-                Ok(Message::Answer { question, what: theirs, .. })
-                    if question == self.question && theirs == what =>
-                {
+                Ok(Message::Answer { question, what: theirs, .. }) if self.same(question, &theirs, what) => {
                     return Ok(());
                 }
                 Ok(other) => return Err(unexpected(&other, what)),
@@ -195,14 +189,27 @@ impl Peer {
     /// The smallest of what the ranks have.
     ///
     /// # Errors
-    /// The other rank is gone, or has failed.
+    /// The other rank is gone, does not answer, or asks something else.
     pub(crate) fn least(&mut self, what: &str, here: u64) -> Result<u64, Error> {
         self.question += 1;
-        self.link.send(&Message::Number { question: self.question, number: here })?;
+        self.link.send(&Message::Number { question: self.question, number: here, what: what.into() })?;
         match self.receive(Instant::now(), what)? {
-            Message::Number { question, number } if question == self.question => Ok(here.min(number)),
+            Message::Number { question, number, what: theirs } if self.same(question, &theirs, what) => {
+                Ok(here.min(number))
+            }
             other => Err(unexpected(&other, what)),
         }
+    }
+
+    /// Says whether something succeeded here.
+    fn answer(&mut self, what: &str, here: bool) -> Result<(), Error> {
+        self.question += 1;
+        Ok(self.link.send(&Message::Answer { question: self.question, yes: here, what: what.into() })?)
+    }
+
+    /// Whether the other rank means what this one asks.
+    fn same(&self, question: u64, theirs: &str, ours: &str) -> bool {
+        question == self.question && (theirs.is_empty() || theirs == ours)
     }
 
     /// Notes what a settled round left.
@@ -217,14 +224,11 @@ impl Peer {
     /// # Errors
     /// The other rank is gone, does not answer, or asks something else.
     pub(crate) fn agree(&mut self, what: &str, here: bool) -> Result<bool, Error> {
-        self.question += 1;
-        self.link.send(&Message::Answer { question: self.question, yes: here, what: what.into() })?;
+        self.answer(what, here)?;
         let asked = Instant::now();
         loop {
             match self.receive(asked, what)? {
-                Message::Answer { question, yes, what: theirs }
-                    if question == self.question && theirs == what =>
-                {
+                Message::Answer { question, yes, what: theirs } if self.same(question, &theirs, what) => {
                     return Ok(here && yes);
                 }
                 other if self.leads && self.is_answer(&other) => {}
@@ -297,9 +301,14 @@ impl Peer {
 }
 
 fn unexpected(message: &Message, what: &str) -> Error {
+    let came = match message {
+        Message::Answer { question, what, .. } | Message::Number { question, what, .. } => {
+            format!("{} to question {question}, about {what},", message.name())
+        }
+        other => other.name().to_owned(),
+    };
     Error::Peer(format!(
-        "the other rank sent {} where {what} was due; both stop, since they are no longer in step",
-        message.name()
+        "the other rank sent {came} where {what} was due; both stop, since they are no longer in step"
     ))
 }
 
@@ -313,19 +322,31 @@ mod tests {
     #[test]
     fn answers_about_something_else_are_none() {
         const SILENCE: Duration = Duration::from_secs(5);
-        let ask = |first: &'static str, second: &'static str| {
-            let (leader, follower) = Link::pair(SILENCE).expect("sockets");
-            let [mut leader, mut follower] =
-                [(leader, true), (follower, false)].map(|(link, leads)| Peer::new(link, leads, SILENCE));
-            let said = |answer: Result<bool, Error>| answer.map_err(|error| error.to_string());
-            thread::scope(|scope| {
-                let other = scope.spawn(|| said(follower.agree(second, true)));
-                [said(leader.agree(first, true)), other.join().expect("it does not panic")]
-            })
-        };
-        assert_eq!(ask("a capture", "a capture"), [Ok(true), Ok(true)]);
-        for answer in ask("a capture", "an audit") {
-            assert!(answer.expect_err("not the same").contains("no longer in step"));
+        type Ask = fn(&mut Peer, &str) -> Result<(), Error>;
+        let asks: [Ask; 3] = [
+            |peer, what| peer.agree(what, true).map(|both| assert!(both)),
+            |peer, what| peer.least(what, 3).map(|least| assert_eq!(least, 3)),
+            |peer, what| peer.meet(what),
+        ];
+        for ask in asks {
+            let both = |first: &str, second: &str| {
+                let (leader, follower) = Link::pair(SILENCE).expect("sockets");
+                let mut leader = Peer::new(leader, true, SILENCE);
+                let mut follower = Peer::new(follower, false, SILENCE);
+                thread::scope(|scope| {
+                    let other = scope.spawn(|| ask(&mut follower, second).map_err(|error| error.to_string()));
+                    let own = ask(&mut leader, first).map_err(|error| error.to_string());
+                    [own, other.join().expect("it does not panic")]
+                })
+            };
+            assert_eq!(both("a capture", "a capture"), [Ok(()), Ok(())]);
+            for answer in both("a capture", "an audit") {
+                let error = answer.expect_err("not the same");
+                assert!(
+                    ["a capture", "an audit", "no longer in step"].iter().all(|word| error.contains(word)),
+                    "{error}"
+                );
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ use super::message::Message;
 /// Messages of another major version are refused.
 pub const MAJOR: u8 = 1;
 /// Counts additions within the major version.
-pub const MINOR: u16 = 1;
+pub const MINOR: u16 = 2;
 /// Most bytes of a payload.
 pub const MAX_PAYLOAD: usize = 64 << 20;
 /// Bytes before the payload.

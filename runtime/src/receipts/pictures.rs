@@ -12,7 +12,7 @@ impl Schedule {
     /// Shows pictures in the first of the requests and in some of the others: of one row of the model to thirty, one or two in a
     /// request, behind text, among it, and across the edge of a piece of `piece` rows or right behind it. Some come again,
     /// and some are of the size of another one.
-    pub fn show(&mut self, random: &mut Random, sight: &Sight, vocab: u32, piece: u32) {
+    pub(super) fn show(&mut self, random: &mut Random, sight: &Sight, vocab: u32, piece: u32) {
         let sight = every_size(sight);
         let mut shown = Vec::new();
         for (index, planned) in self.requests.iter_mut().enumerate() {

@@ -45,7 +45,7 @@ pub struct Trail {
     pub lives: Vec<Life>,
     /// How its rounds were executed.
     pub rounds: RoundCounts,
-    /// The same of the rounds that each request had rows in; of one that was not finished, nothing.
+    /// The same of the rounds that each request had rows in; of one that was refused or failed, nothing.
     pub each: Vec<RoundCounts>,
     /// Replays whose decode round before was image-bearing: text lanes beside pictures.
     pub returns: u64,
@@ -241,11 +241,7 @@ pub fn play(engine: &mut Engine, schedule: &Schedule) -> Result<Trail, Error> {
                     trail.returns += u64::from(pictures && round.how == Ran::Replayed);
                     pictures = round.round.verdict == Verdict::Eager(EagerReason::ImageBearing);
                 }
-                match round.how {
-                    Ran::Replayed => trail.rounds.replayed += 1,
-                    Ran::Captured => trail.rounds.captured += 1,
-                    Ran::Eager(reason) => *trail.rounds.eager.entry(reason).or_default() += 1,
-                }
+                trail.rounds.count(round.how);
                 for trace in round.traces {
                     trail.lives[trace.request.0 as usize - 1].traces.push(trace);
                 }
@@ -339,7 +335,7 @@ impl Trail {
 
     /// Why the rounds of a schedule were not executed as pictures ask for, if they were not: those of image-bearing lanes
     /// are eager for that reason, and no others are.
-    pub fn astray(&self, schedule: &Schedule) -> Option<String> {
+    pub(super) fn astray(&self, schedule: &Schedule) -> Option<String> {
         let wrong = |(planned, rounds): &(&Planned, &RoundCounts)| {
             let [pictures, prompt] = [EagerReason::ImageBearing, EagerReason::PromptPass].map(reason_text);
             match planned.media.is_empty() {
@@ -386,17 +382,6 @@ impl Life {
             life.ids.truncate(ids);
             life.traces.truncate(traces);
             life.end.clear();
-        }
-    }
-}
-
-impl RoundCounts {
-    /// Adds other counts to these.
-    pub fn add(&mut self, other: &RoundCounts) {
-        self.captured += other.captured;
-        self.replayed += other.replayed;
-        for (reason, count) in &other.eager {
-            *self.eager.entry(reason).or_default() += count;
         }
     }
 }

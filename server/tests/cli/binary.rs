@@ -105,3 +105,18 @@ impl Ended {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.stdout))
     }
 }
+
+/// How many of the receipts, `all` there are, had requests with pictures; those that say so had eager rounds of them.
+pub(crate) fn with_pictures(ended: &Ended, all: usize) -> usize {
+    let lines: Vec<&str> = ended.stdout.lines().collect();
+    let told = lines.array_windows().filter_map(|[receipt, rounds]| {
+        let (_, counts) = receipt.split_once(" requests, ")?;
+        let pictures: u32 = counts.split_once(" with pictures, ")?.0.parse().unwrap();
+        let eager = rounds.matches("(image-bearing)").count();
+        assert_eq!(eager, if pictures > 0 { 2 } else { 0 }, "{}", ended.stdout);
+        Some(pictures > 0)
+    });
+    let told: Vec<bool> = told.collect();
+    assert_eq!(told.len(), all, "{}", ended.stdout);
+    told.into_iter().filter(|some| *some).count()
+}

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::binary::{Ended, bare, binary, on, run};
+use crate::binary::{Ended, bare, binary, on, run, with_pictures};
 use crate::folder::Folder;
 
 /// The words that begin the lines of the end of a demo.
@@ -75,21 +75,6 @@ fn a_check_prints_a_receipt_for_each_equality() {
     let first = check("5");
     assert_eq!(first, check("5"), "a seed gives the same schedules and digests");
     assert_ne!(first, check("6"));
-}
-
-/// How many of the receipts, `all` there are, had requests with pictures; those that say so had eager rounds of them.
-pub(crate) fn with_pictures(ended: &Ended, all: usize) -> usize {
-    let lines: Vec<&str> = ended.stdout.lines().collect();
-    let told = lines.array_windows().filter_map(|[receipt, rounds]| {
-        let (_, counts) = receipt.split_once(" requests, ")?;
-        let pictures: u32 = counts.split_once(" with pictures, ")?.0.parse().unwrap();
-        let eager = rounds.matches("(image-bearing)").count();
-        assert_eq!(eager, if pictures > 0 { 2 } else { 0 }, "{}", ended.stdout);
-        Some(pictures > 0)
-    });
-    let told: Vec<bool> = told.collect();
-    assert_eq!(told.len(), all, "{}", ended.stdout);
-    told.into_iter().filter(|some| *some).count()
 }
 
 #[test]

@@ -4,8 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::binary::{data, on, run};
-use crate::demo::with_pictures;
+use crate::binary::{data, on, run, with_pictures};
 use crate::folder::{CONFIG, Folder, INDEX, SHARD};
 
 #[test]

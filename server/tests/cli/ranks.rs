@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::binary::{Ended, binary, data, generate, on, run};
-use crate::demo::with_pictures;
+use crate::binary::{Ended, binary, data, generate, on, run, with_pictures};
 
 const PROMPTS: [&str; 4] = ["--prompt", "Spell garden backwards.", "--prompt", "What is 27 + 58?"];
 
