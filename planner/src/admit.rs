@@ -139,7 +139,7 @@ impl fmt::Display for Refusal {
             Self::Pages { need, pool, class } => {
                 write!(
                     f,
-                    "needs {need} pages; the pool of {class} has {pool}: ask for less, or give it more memory"
+                    "needs {need} pages; the pool of {class} has {pool}: ask for less (--max-tokens), or give it more (--memory)"
                 )
             }
             Self::Taken { request } => {

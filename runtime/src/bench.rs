@@ -150,7 +150,8 @@ fn engine_options(opened: &Opened, options: &BenchOptions, steps: usize) -> Resu
     let longest = opened.checkpoint.config.max_position_embeddings;
     if positions > longest {
         return wrong(format!(
-            "--contexts {context}, --prompt {} and --rounds {} need {positions} positions; the model has {longest}",
+            "--contexts {context}, --prompt {} and --rounds {} need {positions} positions; the model has {longest}: \
+             give smaller ones, such as --contexts 1k --prompt 1k",
             options.prompt, options.rounds
         ));
     }

@@ -144,8 +144,8 @@ impl Looked {
         if patches > most {
             let Size { width, height } = size;
             let why = format!(
-                "of {width} x {height} pixels it becomes {patches} patches; the model takes {most} of one part at most; \
-                 send it smaller, or fewer frames"
+                "of {width} x {height} pixels it becomes {patches} patches; {most} of one part are taken at most \
+                 (--vision); send it smaller, or fewer frames"
             );
             return Err(Refused::new(&sent.place, why));
         }
@@ -219,7 +219,7 @@ impl Refused {
 
     /// The part at `place`, of a model that is blind.
     pub(crate) fn blind(place: &str) -> Refused {
-        let why = "this model reads no pictures and no videos (it was opened without a vision tower); leave the part out";
+        let why = "this model reads no pictures and no videos: it has no vision tower, or was opened without it (--vision off); leave the part out";
         Refused::new(place, why)
     }
 }

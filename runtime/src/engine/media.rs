@@ -127,7 +127,7 @@ impl Shown {
             if bytes > most.features {
                 return Err(Error::Prompt(format!(
                     "the features of {} pictures take {bytes} bytes, and all pictures together have {}; send fewer or \
-                     smaller ones, or give features more memory",
+                     smaller ones, or give them more (--feature-memory)",
                     media.len(),
                     most.features
                 )));

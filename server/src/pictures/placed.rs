@@ -42,7 +42,7 @@ impl Placed {
             true => Ok(()),
             false => Err(format!(
                 "{} tokens, {text} of text and {rows} of {} pictures and videos, {} a context of {context}; shorten the \
-                 text, or send fewer pictures or smaller ones",
+                 text, send fewer pictures or smaller ones, or raise --context",
                 text + rows,
                 planned.len(),
                 if reply > 0 { "leave no room for a reply in" } else { "do not fit" }
