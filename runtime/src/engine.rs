@@ -314,7 +314,12 @@ impl Engine {
             }
         }
         let Some(mut flying) = self.flying.pop_front() else {
-            return Ok(if seen { Turn::Queued } else { Turn::Idle });
+            if !seen {
+                return Ok(Turn::Idle);
+            }
+            // With no round to wait for, all steps of an encoding would be queued ahead of whoever comes next.
+            self.runner.stream.synchronize()?;
+            return Ok(Turn::Queued);
         };
         let outcomes = flying.read.take().map_or(Ok(Vec::new()), |pending| self.runner.take(pending))?;
         let traces = if self.options.trace { self.trace(&flying.round)? } else { Vec::new() };

@@ -194,8 +194,8 @@ impl Files<'_> {
             }
             Some("video") => {
                 only(&["type", "video", "fps"])?;
-                let fps = part["fps"].as_f64().filter(|rate| *rate > 0.0 && *rate <= 1000.0);
-                let fps = fps.ok_or_else(|| wrong("fps must be a number above 0 and at most 1000".into()))?;
+                let fps = part["fps"].as_f64().filter(|rate| vision::FRAME_RATES.contains(rate));
+                let fps = fps.ok_or_else(|| wrong("fps must be a number from 0.001 to 1000".into()))?;
                 let list = part["video"].as_array();
                 let list =
                     list.ok_or_else(|| wrong("video must be a list of files, one for each frame".into()))?;

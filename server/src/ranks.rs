@@ -2,6 +2,7 @@
 //! opens its share of the model and does what the leader says.
 
 use std::env;
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -158,19 +159,22 @@ fn own_digest() -> Result<String, Failure> {
 
 /// What must be the same on both ranks.
 fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> {
+    fn set(value: Option<impl Display>) -> String {
+        value.map_or_else(|| "not set".into(), |value| value.to_string())
+    }
     let class = &options.classes[0];
     Ok(Settings::default()
         .with("model", model_digest(model)?)
         .with("--dtype", options.element.name())
         .with("--load", format!("{:?}", options.load))
-        .with("--table", format!("{:?}", options.table))
+        .with("--table", options.table)
         .with("--graphs", options.graphs)
         .with("--exchange", options.exchange)
         .with("--lanes", class.lanes)
-        .with("--context", class.context)
-        .with("--memory", options.page_memory.map_or("not set".into(), |bytes| bytes.to_string()))
-        .with("--vision", format!("{:?}", options.vision))
-        .with("--feature-memory", format!("{:?}", options.feature_bytes))
+        .with("--context", set((class.context > 0).then_some(class.context)))
+        .with("--memory", set(options.page_memory))
+        .with("--vision", options.vision)
+        .with("--feature-memory", set(options.feature_bytes))
         .with("--audit", options.audit)
         .with("waiting requests", options.queue)
         .with("rows of a piece", options.piece_rows))

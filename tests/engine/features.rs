@@ -2,6 +2,7 @@
 //! or do not fit.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 use planner::{Kind, RequestId, Verdict};
@@ -46,11 +47,34 @@ fn others_decode_while_a_picture_is_encoded() {
                 decoded += 1;
             }
         }
-        // Pieces of 256 patches, and two blocks: six steps, the last of which ends it.
-        assert!(decoded >= 5, "{decoded} rounds beside {height} lines");
+        // Four pieces of 64 patches, and two blocks: 24 steps, the last of which ends it.
+        assert!(decoded >= 23, "{decoded} rounds beside {height} lines");
         drain(&mut engine);
         assert!(matches!((end(&talk), end(&shown)), (Event::Finished(_), Event::Finished(_))));
     }
+}
+
+/// Where nothing else runs, an encoding is not queued ahead of whoever comes next: text waits for a step, not for all.
+#[test]
+fn text_that_comes_during_an_encoding_waits_for_a_step() {
+    let classes = vec![Class { context: 1100, lanes: 2, pages: 40 }];
+    let mut engine = small(EngineOptions { classes, vision: Vision::Patches(4096), ..crowd() });
+    let shown = submit(&mut engine, 1, submission(&tiles(64, 64, 1)));
+    let begun = Instant::now();
+    // Of 384 steps.
+    for _ in 0..200 {
+        engine.turn().expect("runs");
+    }
+    let encoded = begun.elapsed();
+    let asked = Instant::now();
+    let talk = submit(&mut engine, 2, submission(&text(5, 1)));
+    while talk.is_empty() {
+        engine.turn().expect("runs");
+    }
+    assert_eq!(engine.stats().encoding, 1, "it is still being encoded");
+    assert!(4 * asked.elapsed() < encoded, "{:?} behind {encoded:?} of an encoding", asked.elapsed());
+    drain(&mut engine);
+    assert!(matches!((end(&talk), end(&shown)), (Event::Finished(_), Event::Finished(_))));
 }
 
 #[test]
@@ -125,7 +149,7 @@ fn a_request_is_called_off_while_its_picture_is_encoded() {
     let mut engine = small(whole());
     let expected = alone(&mut small(whole()), &tiles(8, 8, 2));
     let [first, second] = [1, 2].map(|seed| tiles(16, 16, seed));
-    for steps in 0..6 {
+    for steps in [0, 1, 2, 5, 11, 23] {
         let [a, b] =
             [(1, &first), (2, &second)].map(|(id, request)| submit(&mut engine, id, submission(request)));
         for _ in 0..steps {

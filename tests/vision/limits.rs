@@ -78,7 +78,7 @@ fn sizes_that_a_file_only_claims_cost_nothing() {
     let mut gif = file("still.gif");
     let frame = gif.windows(10).position(|w| w[0] == 0x2c && w[5..9] == [24, 0, 16, 0]).unwrap();
     gif[frame + 5..frame + 9].fill(0xff);
-    assert!(matches!(vision::decode(&gif, &Limits::default()), Err(PictureError::Broken { .. })));
+    assert!(matches!(vision::decode(&gif, &Limits::default()), Err(PictureError::Beyond { .. })));
 
     // A lossy WebP whose frame is larger than its canvas.
     let mut webp = file("lossy_alpha.webp");
@@ -86,6 +86,28 @@ fn sizes_that_a_file_only_claims_cost_nothing() {
     webp[frame..frame + 4].copy_from_slice(&[0xff, 0x3f, 0xff, 0x3f]);
     let error = vision::decode(&webp, &Limits::default()).unwrap_err();
     assert!(error.to_string().contains("larger than the whole"), "{error}");
+}
+
+/// The checksum of a PNG's chunk.
+fn crc(bytes: &[u8]) -> [u8; 4] {
+    let byte = |crc: u32, byte: &u8| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
+    };
+    (!bytes.iter().fold(!0, byte)).to_be_bytes()
+}
+
+#[test]
+fn a_png_beyond_all_numbers_is_too_large_and_not_damaged() {
+    for side in [(1u32 << 31) - 1, 1 << 30] {
+        let mut png = one_colour(1, 1);
+        // After the signature, and the length and the name of the first chunk.
+        png[16..20].copy_from_slice(&side.to_be_bytes());
+        png[20..24].copy_from_slice(&side.to_be_bytes());
+        let sum = crc(&png[12..29]);
+        png[29..33].copy_from_slice(&sum);
+        let error = vision::decode(&png, &Limits::default()).unwrap_err().to_string();
+        assert!(error.contains("at most 67108864") && !error.contains("damaged"), "{error}");
+    }
 }
 
 #[test]

@@ -25,6 +25,10 @@ pub struct Limits {
     pub memory: u64,
 }
 
+/// Bytes that a PNG's decoder may take beside the file's own for what is no pixel: a row, and a colour profile, which is
+/// packed and read for nothing. One that is larger is left out.
+const BESIDE_PIXELS: usize = 16 << 20;
+
 impl Default for Limits {
     /// 32 MiB of file, 2^26 pixels (8,192 x 8,192, four times what a model sees at most), 1 GiB of memory. A photo of 50
     /// megapixels passes; 12,000 x 12,000 is refused, whatever its colours.
@@ -64,7 +68,7 @@ pub fn read_header(bytes: &[u8], limits: &Limits) -> Result<Header, PictureError
 /// # Errors
 /// Formats other than [`Format`], a limit that is met, files that are damaged or cut. It does not panic.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Picture, PictureError> {
-    contained(bytes, || Opened::new(bytes, limits)?.pixels())
+    contained(bytes, || Opened::new(bytes, limits)?.pixels(limits))
 }
 
 struct Opened<'a> {
@@ -80,12 +84,14 @@ impl<'a> Opened<'a> {
             return Err(PictureError::Bytes { bytes: bytes.len(), limit: limits.bytes });
         }
         let format = Format::of(bytes).map_err(|found| PictureError::UnknownFormat { found })?;
-        let error = |error| translate(format, error);
+        let error = |error| translate(format, error, limits);
         let mut allocations = image::Limits::no_limits();
         allocations.max_alloc = Some(limits.memory);
+        let mut beside = allocations.clone();
+        beside.max_alloc = Some(limits.memory.min((bytes.len() + BESIDE_PIXELS) as u64));
         let input = Cursor::new(bytes);
         let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
-            Format::Png => Box::new(PngDecoder::with_limits(input, allocations.clone()).map_err(error)?),
+            Format::Png => Box::new(PngDecoder::with_limits(input, beside).map_err(error)?),
             Format::Jpeg => Box::new(JpegDecoder::new(input).map_err(error)?),
             Format::WebP => Box::new(WebPDecoder::new(input).map_err(error)?),
             Format::Gif => Box::new(GifDecoder::new(input).map_err(error)?),
@@ -119,11 +125,11 @@ impl<'a> Opened<'a> {
         Ok(Self { header: Header { format, width, height }, color, orientation, decoder })
     }
 
-    fn pixels(self) -> Result<Picture, PictureError> {
+    fn pixels(self, limits: &Limits) -> Result<Picture, PictureError> {
         let format = self.header.format;
         let (width, height) = self.decoder.dimensions();
         let mut pixels = vec![0; self.decoder.total_bytes() as usize];
-        self.decoder.read_image(&mut pixels).map_err(|error| translate(format, error))?;
+        self.decoder.read_image(&mut pixels).map_err(|error| translate(format, error, limits))?;
         let rgb = opaque(pixels, self.color).ok_or_else(|| PictureError::Unsupported {
             format,
             detail: format!("pixels of kind {:?}", self.color),
@@ -182,8 +188,11 @@ fn contained<T>(bytes: &[u8], f: impl FnOnce() -> Result<T, PictureError>) -> Re
     })
 }
 
-fn translate(format: Format, error: ImageError) -> PictureError {
+fn translate(format: Format, error: ImageError, limits: &Limits) -> PictureError {
     match error {
+        ImageError::Limits(_) => {
+            PictureError::Beyond { format, pixels: limits.pixels, memory: limits.memory }
+        }
         ImageError::Unsupported(error) => PictureError::Unsupported { format, detail: error.to_string() },
         error => PictureError::Broken { format, detail: error.to_string() },
     }

@@ -47,6 +47,15 @@ pub enum PictureError {
         /// The most.
         limit: u64,
     },
+    /// A file that says of itself that it is larger than anything that is decoded.
+    Beyond {
+        /// The format.
+        format: Format,
+        /// The limit of pixels.
+        pixels: u64,
+        /// The limit of memory.
+        memory: u64,
+    },
     /// The format has it, this build does not read it.
     Unsupported {
         /// The format.
@@ -141,6 +150,10 @@ impl fmt::Display for PictureError {
             Self::Memory { width, height, bytes, limit } => write!(
                 f,
                 "decoding the picture of {width} x {height} pixels takes {bytes} bytes of memory; at most {limit} are given; send it smaller"
+            ),
+            Self::Beyond { format, pixels, memory } => write!(
+                f,
+                "the {format} picture is larger than what is decoded, at most {pixels} pixels in {memory} bytes of memory; send it smaller"
             ),
             Self::Unsupported { format, detail } => {
                 write!(f, "the {format} picture uses what is not read: {detail}; save it as an ordinary PNG")

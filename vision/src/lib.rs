@@ -53,4 +53,4 @@ pub use resize::resize;
 pub use settings::{Preprocess, VideoSettings};
 pub use size::{MAX_RATIO, Size, picture_size, video_size};
 pub use tower::{Taps, attention_spans, patch_places, position_taps, rotary_angles};
-pub use video::{Choice, Clip, ClipBuilder, Times, choose_frames, pair_stamps, stamp_text};
+pub use video::{Choice, Clip, ClipBuilder, FRAME_RATES, Times, choose_frames, pair_stamps, stamp_text};

@@ -1,5 +1,7 @@
 //! Videos: frames that someone decoded, with their times. Which are used, and what the prompt says about each pair.
 
+use std::ops::RangeInclusive;
+
 use crate::key::{ContentKey, KeyBuilder};
 use crate::patches::cut;
 use crate::size::video_size;
@@ -7,6 +9,8 @@ use crate::{Grid, Patches, Picture, PictureError, Preprocess, Size, VideoSetting
 
 /// Frames for each second of a video that does not say.
 const UNKNOWN_FPS: f64 = 24.0;
+/// Frames for each second that a caller may name: of others, times are not worth their digits.
+pub const FRAME_RATES: RangeInclusive<f64> = 0.001..=1000.0;
 
 /// When each frame of a video is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,13 +20,12 @@ pub struct Times {
 }
 
 impl Times {
-    /// `frames` frames at a constant rate; `None` if it is not known (then 24 for each second). Frame `i` is shown at `i / fps`.
+    /// `frames` frames at a constant rate, 0.001 to 1000 of them for each second; `None` if it is not known (then 24). Frame
+    /// `i` is shown at `i / fps`.
     pub fn at_rate(frames: usize, fps: Option<f64>) -> Result<Times, PictureError> {
         let fps = fps.unwrap_or(UNKNOWN_FPS);
-        // A rate so low that a time is not a finite number says nothing.
-        let fine = fps.is_finite() && fps > 0.0 && (frames as f64 / fps).is_finite();
-        if !fine {
-            return Err(times(format!("{fps} frames for each second; give a number above 0")));
+        if !FRAME_RATES.contains(&fps) {
+            return Err(times(format!("{fps:e} frames for each second; give 0.001 to 1000")));
         }
         Ok(Times { seconds: (0..frames).map(|index| index as f64 / fps).collect(), fps })
     }

@@ -1,5 +1,6 @@
 //! Whether a model sees, and how: decided from its folder and the settings before any weight is read.
 
+use std::fmt;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -29,6 +30,16 @@ pub enum Vision {
     Off,
     /// Pictures and clips of up to so many patches each. A model that does not see is an error.
     Patches(usize),
+}
+
+impl fmt::Display for Vision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Vision::Auto => f.write_str("auto"),
+            Vision::Off => f.write_str("off"),
+            Vision::Patches(most) => write!(f, "{most}"),
+        }
+    }
 }
 
 /// What is known of a model's sight before its weights are read.
@@ -82,7 +93,7 @@ impl Look {
         if options.feature_bytes == Some(0) {
             return blind(Some("no memory is given to the features of pictures".into()));
         }
-        let limits = TowerLimits::of(most);
+        let limits = TowerLimits::at(options.place, most);
         let square = tower.spatial_merge_size * tower.spatial_merge_size;
         if most < square {
             return Err(Error::Setting(format!(

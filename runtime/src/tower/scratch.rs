@@ -5,6 +5,7 @@ use kernels::numerics::ElementType;
 
 use super::patch_bytes;
 use crate::config::VisionConfig;
+use crate::place::Place;
 
 /// How much a tower encodes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +22,22 @@ impl TowerLimits {
 
     /// Rows of a piece: a picture of 1088 by 1920 pixels in one go.
     const PIECE: usize = 8192;
+    /// The same on the host device, which is slower by as much.
+    const HOST_PIECE: usize = 64;
 
     /// Buffers for so many patches.
     pub const fn of(patches: usize) -> TowerLimits {
         let piece = if patches < Self::PIECE { patches } else { Self::PIECE };
         TowerLimits { patches, piece }
+    }
+
+    /// The same with pieces that others wait for on a device of this place.
+    pub(crate) fn at(place: Place, patches: usize) -> TowerLimits {
+        let limits = TowerLimits::of(patches);
+        match place {
+            Place::Host => TowerLimits { piece: limits.piece.min(Self::HOST_PIECE), ..limits },
+            Place::Cuda(_) => limits,
+        }
     }
 
     /// The same in whole squares of patches, at least one.

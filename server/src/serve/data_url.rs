@@ -34,7 +34,9 @@ pub(crate) fn bytes(url: &str, most: usize) -> Result<Vec<u8>, String> {
     if least > most {
         return Err(PictureError::Bytes { bytes: least, limit: most }.to_string());
     }
-    STANDARD.decode(data).map_err(|error| format!("is not base64 of whole bytes: {error}"))
+    STANDARD
+        .decode(data)
+        .map_err(|error| format!("is not base64 of whole bytes, without spaces or line breaks: {error}"))
 }
 
 #[cfg(test)]

@@ -88,8 +88,8 @@ impl Parts<'_> {
         let mut fields = Fields::new(value, path, &fields::CLIP_PART, self.ignored)?;
         fields.text("type")?;
         let fps = fields.any("fps").map(|fps| {
-            let rate = fps.as_f64().filter(|rate| *rate > 0.0 && *rate <= 1000.0);
-            rate.ok_or_else(|| fields.wrong("fps", "must be a number above 0 and at most 1000"))
+            let rate = fps.as_f64().filter(|rate| vision::FRAME_RATES.contains(rate));
+            rate.ok_or_else(|| fields.wrong("fps", "must be a number from 0.001 to 1000"))
         });
         let Some(fps) = fps.transpose()? else {
             let why = "is missing; say how many of the frames make a second";

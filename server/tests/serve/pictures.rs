@@ -44,7 +44,7 @@ pub(crate) fn data_url(file: &[u8]) -> String {
     format!("data:image/png;base64,{}", STANDARD.encode(file))
 }
 
-fn picture(file: &[u8]) -> Value {
+pub(crate) fn picture(file: &[u8]) -> Value {
     json!({"type": "image_url", "image_url": {"url": data_url(file)}})
 }
 
@@ -58,17 +58,24 @@ fn text(text: &str) -> Value {
 }
 
 /// A greedy chat of one message of parts.
-fn parts(parts: &[Value]) -> Value {
+pub(crate) fn parts(parts: &[Value]) -> Value {
     with(chat(""), json!({"messages": [{"role": "user", "content": parts}]}))
 }
 
 /// A PNG of one gray: a small file of any size.
-fn gray(width: u32, height: u32) -> Vec<u8> {
+pub(crate) fn gray(width: u32, height: u32) -> Vec<u8> {
+    gray_with(width, height, Vec::new())
+}
+
+/// The same with a colour profile.
+fn gray_with(width: u32, height: u32, profile: Vec<u8>) -> Vec<u8> {
     let mut file = Vec::new();
     let pixels = vec![200u8; width as usize * height as usize];
-    PngEncoder::new_with_quality(&mut file, CompressionType::Default, FilterType::NoFilter)
-        .write_image(&pixels, width, height, ExtendedColorType::L8)
-        .expect("memory takes it");
+    let mut encoder = PngEncoder::new_with_quality(&mut file, CompressionType::Default, FilterType::NoFilter);
+    if !profile.is_empty() {
+        encoder.set_icc_profile(profile).expect("PNG has profiles");
+    }
+    encoder.write_image(&pixels, width, height, ExtendedColorType::L8).expect("memory takes it");
     file
 }
 
@@ -297,7 +304,8 @@ fn parts_that_are_no_pictures_are_refused_with_their_place() {
             (url(&good[..good.len() - 1]), ".image_url.url", &["base64"]),
             (url(&good.replace(',', ", ")), ".image_url.url", &["base64"]),
             (url(&format!("{good}!")), ".image_url.url", &["base64"]),
-            (and(frames.clone(), json!({"fps": 0})), ".fps", &["above 0"]),
+            (and(frames.clone(), json!({"fps": 0})), ".fps", &["0.001 to 1000"]),
+            (and(frames.clone(), json!({"fps": 1e-300})), ".fps", &["0.001 to 1000"]),
             (and(frames.clone(), json!({"fps": null})), ".fps", &["missing"]),
             (and(frames.clone(), json!({"fps": 1e300})), ".fps", &["1000"]),
             (and(frames.clone(), json!({"video": data_url(&small)})), ".video", &["list"]),
@@ -547,7 +555,13 @@ fn giants_and_swarms_are_refused_in_little_time_and_memory() {
     let server = Server::start(&[]);
     server.post(CHAT, &with(chat("Hello!"), json!({"max_tokens": 1}))).good();
     let giant = gray(12_000, 12_000);
+    let profile = || vec![0; 400 << 20];
     let bodies = [
+        (
+            parts(&[picture(&gray_with(12_000, 12_000, profile()))]),
+            "messages[0].content[0]",
+            "144000000 pixels",
+        ),
         (parts(&[picture(&giant)]), "messages[0].content[0]", "144000000 pixels"),
         (
             parts(&[clip(&[giant.clone(), giant.clone()], 2.0)]),
@@ -559,7 +573,10 @@ fn giants_and_swarms_are_refused_in_little_time_and_memory() {
         (parts(&[clip(&vec![gray(1, 1); 1000], 2.0)]), "messages[0].content[0]", "at most 768"),
     ];
     let bodies = bodies.map(|(body, place, words)| (Ask::post(CHAT, &body), place, words));
+    let packed =
+        Ask::post(CHAT, &with(parts(&[picture(&gray_with(64, 64, profile()))]), json!({"max_tokens": 1})));
     let (before, start) = (server.peak_bytes(), Instant::now());
+    server.ask(&packed).good();
     for (ask, place, words) in &bodies {
         let error = server.ask(ask).names(place);
         assert!(error["message"].as_str().is_some_and(|why| why.contains(words)), "{words}: {error}");

@@ -6,7 +6,11 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::prompts::{CHAT, chat, endless, unending};
+use serde_json::json;
+
+use crate::client::Ask;
+use crate::pictures::{gray, parts, picture};
+use crate::prompts::{CHAT, chat, endless, unending, with};
 use crate::server::{Server, device, lasting};
 
 crate::tests! {
@@ -16,6 +20,7 @@ crate::tests! {
     a_killed_follower_ends_streams_and_the_server,
     a_killed_follower_of_an_idle_server_is_noticed,
     a_follower_killed_while_both_start_ends_the_server,
+    a_follower_killed_during_an_encoding_ends_the_server,
     a_stopped_follower_ends_streams_in_time,
     a_killed_leader_leaves_no_follower_behind,
 }
@@ -147,6 +152,21 @@ fn a_follower_killed_while_both_start_ends_the_server() {
         assert_eq!(status.code(), Some(3), "{}", server.notes().text());
         assert!(server.notes().text().contains("rank 1"), "{}", server.notes().text());
     }
+}
+
+/// The leader encodes a picture for a minute on the host device, and the other rank has no part in it.
+fn a_follower_killed_during_an_encoding_ends_the_server() {
+    let mut server = start();
+    let mut client = server.connect();
+    let ask = Ask::post(CHAT, &with(parts(&[picture(&gray(2048, 2048))]), json!({"max_tokens": 1})));
+    client.send(&ask.bytes()).expect("it listens");
+    thread::sleep(Duration::from_secs(1));
+    signal("KILL", follower(&server));
+    let reply = client.response().expect("an answer");
+    // On a quick device it had its answer before.
+    assert!(reply.status() == 500 || device() != "host", "{}", reply.text());
+    let status = server.ended_within(SOON).expect("it notices");
+    assert_eq!(status.code(), Some(3), "{}", server.notes().text());
 }
 
 /// As a terminal sends them, or a service manager, to all processes at once.
