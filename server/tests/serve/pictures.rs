@@ -526,7 +526,7 @@ fn a_blind_server_says_so() {
     server.post(CHAT, &with(parts(&[picture(&gray(256, 256))]), json!({"max_tokens": 1}))).good();
     let error = server.post(CHAT, &parts(&[picture(&gray(512, 512))])).names("messages[0].content[0]");
     assert!(
-        error["message"].as_str().is_some_and(|why| why.contains("1024 patches; the model takes 256")),
+        error["message"].as_str().is_some_and(|why| why.contains("1024 patches; 256 of one part")),
         "{error}"
     );
 }
