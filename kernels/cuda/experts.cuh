@@ -204,7 +204,6 @@ template <class R, class S> __device__ __forceinline__ void up(const UpArgs& a) 
             tile += count;
         } while (more);
         if (left == 0) return;
-    const u32 pitch = slices.units * (UNIT / 8) + 1, from = slices.from(warp_id());
         expert = items.expert(++item);
         tile = 0;
     }

@@ -134,7 +134,7 @@ fn what_cannot_be_seen_is_refused_with_its_place_before_pixels() {
     refused(vec![still("a", Vec::new())], "a", "no picture");
     refused(vec![still("a", b"\0\0\0\x18ftypheic".to_vec())], "a", "HEIC");
     refused(vec![still("a", png(1005, 5))], "a", "at most 200 times");
-    refused(vec![still("a", png(1500, 1500))], "a", "8836 patches; the model takes 4096");
+    refused(vec![still("a", png(1500, 1500))], "a", "8836 patches; 4096 of one part");
     refused(vec![clip(Vec::new())], "clip", "no frame");
     refused(vec![clip(vec![png(9, 9)])], "clip", "1 frames to use; it needs at least 2");
     refused(vec![clip(vec![png(9, 9), png(9, 9), png(9, 8)])], "clip.video[2]", "9 x 8 pixels");
