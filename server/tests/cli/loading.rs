@@ -14,7 +14,7 @@ fn a_pipe_gets_the_plan_a_line_before_and_a_line_after() {
     let order = [
         "loading ",
         "device host",
-        "memory plan  438 MiB of the device",
+        "memory plan  400 MiB of the device",
         "reading 28.0 MiB",
         "read 28.0 MiB",
         "length after 1",
