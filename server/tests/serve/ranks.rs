@@ -154,11 +154,11 @@ fn a_follower_killed_while_both_start_ends_the_server() {
     }
 }
 
-/// The leader encodes a picture for a minute on the host device, and the other rank has no part in it.
+/// The leader encodes a picture for many seconds on the host device, and the other rank has no part in it.
 fn a_follower_killed_during_an_encoding_ends_the_server() {
     let mut server = start();
     let mut client = server.connect();
-    let ask = Ask::post(CHAT, &with(parts(&[picture(&gray(2048, 2048))]), json!({"max_tokens": 1})));
+    let ask = Ask::post(CHAT, &with(parts(&[picture(&gray(1344, 1344))]), json!({"max_tokens": 1})));
     client.send(&ask.bytes()).expect("it listens");
     thread::sleep(Duration::from_secs(1));
     signal("KILL", follower(&server));
