@@ -502,10 +502,10 @@ fn last_piece<'a>(groups: &'a [Group<'a>]) -> RoundShape<'a> {
     RoundShape { kind: Kind::Prompt, groups, picks: Picks::Last }
 }
 
-/// A time whose part in layers is scaled from those measured to all.
+/// A time whose part in layers is scaled from those measured to all: exactly itself where all were measured.
 fn scaled(time: f64, fixed: f64, [some, all]: [usize; 2]) -> f64 {
-    let fixed = fixed.min(time);
-    fixed + (time - fixed) * all as f64 / some as f64
+    let of_layers = time - fixed.min(time);
+    time + of_layers * (all - some) as f64 / some as f64
 }
 
 fn count_distinct(ids: &[u32]) -> usize {
@@ -515,4 +515,24 @@ fn count_distinct(ids: &[u32]) -> usize {
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scaled;
+
+    #[test]
+    fn a_model_measured_whole_has_exactly_the_measured_time() {
+        for step in 1..10_000 {
+            let time = f64::from(step) * 1.7e-5;
+            assert_eq!(scaled(time, time / 3.0, [8, 8]), time);
+            assert_eq!(scaled(time, 0.0171, [48, 48]), time, "and a fixed part apart from it");
+        }
+    }
+
+    #[test]
+    fn layers_are_scaled_and_what_is_fixed_is_not() {
+        assert_eq!(scaled(5.0, 1.0, [4, 12]), 13.0);
+        assert_eq!(scaled(5.0, 6.0, [4, 12]), 5.0, "a fixed part that was measured longer is the whole");
+    }
 }
