@@ -3,7 +3,8 @@
 use std::fmt::Display;
 
 use vision::{
-    ContentKey, Expanded, MediaIds, Medium, Picture, Preprocess, VideoSettings, expand, picture_patches,
+    Clip, ContentKey, Expanded, MediaIds, Medium, Patches, Picture, PictureError, Preprocess, VideoSettings,
+    expand, picture_patches,
 };
 
 use crate::error::Error;
@@ -22,26 +23,52 @@ pub struct Sight {
     pub most_patches: usize,
 }
 
+/// Pixels for a prompt.
+#[derive(Clone, Debug)]
+pub enum Shown {
+    /// A still picture.
+    Picture(Picture),
+    /// A clip, prepared as [`Sight::video`] says.
+    Clip(Clip),
+}
+
 impl Sight {
-    /// Pictures in the places of their placeholders, of which `ids` hold one for each: ids with one for each row, and
-    /// the pictures as the engine takes them.
+    /// Pictures and clips in the places of their placeholders, of which `ids` hold one for each: ids with one for each row,
+    /// and what they stand for as the engine takes it. `tokenize` gives the ids of a clip's time stamps.
     ///
     /// # Errors
-    /// A picture cannot be prepared: which, and why. Or there are not as many placeholders as pictures.
-    pub fn place(&self, ids: &[u32], pictures: &[Picture]) -> Result<(Vec<u32>, Vec<Media>), Error> {
+    /// A picture cannot be prepared: which, and why. Or there are not as many placeholders of a kind as there are of
+    /// that kind to show.
+    pub fn place<E: Display>(
+        &self,
+        ids: &[u32],
+        shown: &[Shown],
+        tokenize: impl FnMut(&str) -> Result<Vec<u32>, E>,
+    ) -> Result<(Vec<u32>, Vec<Media>), Error> {
         let wrong = |why: &dyn Display| Error::Prompt(why.to_string());
-        let patches = pictures.iter().enumerate().map(|(number, picture)| {
-            picture_patches(picture, &self.picture).map_err(|why| wrong(&format!("picture {number}: {why}")))
+        let prepared = shown.iter().enumerate().map(|(number, shown)| {
+            self.prepare(shown).map_err(|why| wrong(&format!("picture {number}: {why}")))
         });
-        let patches = patches.collect::<Result<Vec<_>, Error>>()?;
-        let media: Vec<Medium> =
-            patches.iter().map(|patches| Medium::Picture { grid: patches.grid }).collect();
-        let stamp = |_: &str| Err("a picture has no time");
+        let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
+        let media: Vec<Medium> = prepared.iter().map(|(medium, ..)| medium.clone()).collect();
         let Expanded { ids, spans } =
-            expand(ids, &media, self.picture.merge, &self.ids, stamp).map_err(|why| wrong(&why))?;
-        let key = |picture| ContentKey::of_picture(picture, &self.picture);
-        let all = (0..).zip(pictures).zip(patches);
-        let media = all.map(|((at, picture), patches)| Media::of(at, &spans, patches.into(), key(picture)));
+            expand(ids, &media, self.picture.merge, &self.ids, tokenize).map_err(|why| wrong(&why))?;
+        let media = (0..).zip(prepared);
+        let media = media.map(|(at, (_, patches, key))| Media::of(at, &spans, patches.into(), key));
         Ok((ids, media.collect()))
+    }
+
+    fn prepare(&self, shown: &Shown) -> Result<(Medium, Patches, ContentKey), PictureError> {
+        match shown {
+            Shown::Picture(picture) => {
+                let patches = picture_patches(picture, &self.picture)?;
+                let key = ContentKey::of_picture(picture, &self.picture);
+                Ok((Medium::Picture { grid: patches.grid }, patches, key))
+            }
+            Shown::Clip(Clip { patches, stamps, key }) => {
+                let medium = Medium::Video { grid: patches.grid, stamps: stamps.clone() };
+                Ok((medium, patches.clone(), *key))
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Receipts: runs that prove an equality, with digests that a person can compare.
 //!
 //! A [`Schedule`] of requests is played twice on an engine, with one thing changed; every logit, id and byte of lane
-//! state must be the same. If the model sees, requests of every second schedule show pictures. A schedule that fails is
+//! state must be the same. If the model sees, requests of every second schedule show pictures and clips. A schedule that fails is
 //! shrunk and printed as a planner scene.
 
 mod pictures;
@@ -57,7 +57,7 @@ pub struct Receipt {
     pub cases: u32,
     /// Requests in them.
     pub requests: u64,
-    /// Those of them that bear pictures.
+    /// Those of them that bear pictures or clips.
     pub pictured: u64,
     /// Ids made on either side.
     pub ids: u64,
@@ -88,19 +88,44 @@ impl fmt::Display for Receipt {
     }
 }
 
+/// What a check has come to.
+#[derive(Debug)]
+pub enum Step<'a> {
+    /// The model is being opened.
+    Opening(Progress),
+    /// The whole model is being opened beside a rank's half of it.
+    Whole,
+    /// Schedules of an equality have been played.
+    Played {
+        /// The equality.
+        name: &'static str,
+        /// So many.
+        done: u32,
+        /// Of so many, and more if these compare nothing.
+        least: u32,
+    },
+    /// An equality has been decided.
+    Decided(&'a Receipt),
+}
+
 /// Proves graph = eager, crowded = alone and run = run for a model, over random schedules; and with a rank that leads
-/// another, two ranks = one: then it opens the whole model too.
+/// another, two ranks = one: then it opens the whole model too. `told` hears of each step.
 ///
 /// # Errors
 /// The model cannot be opened, the device failed, or the other rank did.
-pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<Vec<Receipt>, Error> {
+pub fn check(
+    dir: &Path,
+    options: &CheckOptions,
+    rank: Option<Rank>,
+    told: &mut dyn FnMut(Step<'_>),
+) -> Result<Vec<Receipt>, Error> {
     if let (Load::Dummy { .. }, Some(rank)) = (options.load, &rank) {
         let why = "each rank makes the same half, so that two of them have another model than one has";
         let error = Error::Setting(format!("--tp 2 with --load dummy: {why}; convert makes a folder of it"));
         rank.peer.part(Some(&error.to_string()));
         return Err(error);
     }
-    let mut stand = Stand::open(dir, options, rank)?;
+    let mut stand = Stand::open(dir, options, rank, told)?;
     let names = [
         ("graph = eager", Stand::graph_eager as Compare),
         ("crowded = alone", Stand::crowd_alone),
@@ -109,7 +134,9 @@ pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<V
     let two = stand.alone.is_some().then_some(("two ranks = one", Stand::two_one as Compare));
     let receipt = |(name, compare)| {
         let schedules = stand.schedules(options.seed);
-        stand.receipt(name, options.cases, schedules, compare)
+        let receipt = stand.receipt(name, options.cases, schedules, compare, told)?;
+        told(Step::Decided(&receipt));
+        Ok(receipt)
     };
     let receipts: Result<_, Error> = names.into_iter().chain(two).map(receipt).collect();
     stand.engine.part(receipts.as_ref().err().map(Error::to_string).as_deref());
@@ -122,9 +149,9 @@ pub fn check(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<V
 /// # Errors
 /// As [`check`].
 pub fn graph_equals_eager(dir: &Path, options: &CheckOptions) -> Result<Receipt, Error> {
-    let mut stand = Stand::open(dir, options, None)?;
+    let mut stand = Stand::open(dir, options, None, &mut |_| {})?;
     let schedules = stand.schedules(options.seed);
-    stand.receipt("graph = eager", options.cases, schedules, Stand::graph_eager)
+    stand.receipt("graph = eager", options.cases, schedules, Stand::graph_eager, &mut |_| {})
 }
 
 /// What receipts are made with: one engine, since a large model fits a device once.
@@ -140,13 +167,20 @@ struct Stand {
 type Compare = fn(&mut Stand, &Schedule) -> Result<[Trail; 2], Error>;
 
 impl Stand {
-    fn open(dir: &Path, options: &CheckOptions, rank: Option<Rank>) -> Result<Stand, Error> {
-        let (options, mut told) = (engine_options(options), |_: Progress| {});
+    fn open(
+        dir: &Path,
+        options: &CheckOptions,
+        rank: Option<Rank>,
+        told: &mut dyn FnMut(Step<'_>),
+    ) -> Result<Stand, Error> {
+        let options = engine_options(options);
         let (OpenEngine { engine, sight, .. }, alone) = match rank {
-            None => (open(dir, &options, &mut told)?, None),
+            None => (open(dir, &options, &mut |progress| told(Step::Opening(progress)))?, None),
             Some(rank) => {
-                let pair = open_rank(dir, &options, rank, &mut told)?;
-                (pair, Some(open(dir, &options, &mut told)?.engine))
+                let pair = open_rank(dir, &options, rank, &mut |progress| told(Step::Opening(progress)))?;
+                told(Step::Whole);
+                let alone = open(dir, &options, &mut |progress| told(Step::Opening(progress)))?;
+                (pair, Some(alone.engine))
             }
         };
         let vocab = engine.runner().model.config.text_ids() as u32;
@@ -215,6 +249,7 @@ impl Stand {
         least: u32,
         schedules: impl Iterator<Item = Schedule>,
         compare: Compare,
+        told: &mut dyn FnMut(Step<'_>),
     ) -> Result<Receipt, Error> {
         let (mut digests, mut rounds) =
             ([Digester::new(), Digester::new()], [RoundCounts::default(), RoundCounts::default()]);
@@ -230,6 +265,7 @@ impl Stand {
             }
             let trails = compare(self, &schedule)?;
             cases += 1;
+            told(Step::Played { name, done: cases, least });
             requests += schedule.requests.len() as u64;
             pictured += schedule.requests.iter().filter(|planned| !planned.media.is_empty()).count() as u64;
             ids += trails[0].lives.iter().map(|life| life.ids.len() as u64).sum::<u64>();
@@ -310,7 +346,16 @@ mod tests {
             seed: 1,
         };
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/oracle/checkpoints/base_bf16");
-        Stand::open(&dir, &options, None).unwrap_or_else(|error| panic!("{error}"))
+        Stand::open(&dir, &options, None, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn prove(
+        stand: &mut Stand,
+        name: &'static str,
+        schedules: impl Iterator<Item = Schedule>,
+        compare: Compare,
+    ) -> Receipt {
+        stand.receipt(name, 1, schedules, compare, &mut |_| {}).expect("it runs")
     }
 
     /// Schedules of one request with text and two with pictures of one size.
@@ -335,16 +380,16 @@ mod tests {
     fn features_of_another_picture_fail_a_receipt() {
         let mut stand = stand();
         let good = alike(&stand);
-        let receipt = stand.receipt("crowded = alone", 1, good, Stand::crowd_alone).expect("it runs");
+        let receipt = prove(&mut stand, "crowded = alone", good, Stand::crowd_alone);
         assert!(receipt.passed && receipt.pictured > 1, "{receipt}");
         let mixed = alike(&stand).map(|mut schedule| {
             let media = schedule.requests.iter_mut().flat_map(|planned| &mut planned.media);
             media.for_each(|media| media.key = ContentKey([7; 16]));
             schedule
         });
-        let receipt = stand.receipt("crowded = alone", 1, mixed, Stand::crowd_alone).expect("it runs");
+        let receipt = prove(&mut stand, "crowded = alone", mixed, Stand::crowd_alone);
         let failure = receipt.failure.as_deref().expect("it does not hold");
-        assert!(!receipt.passed && failure.contains("logits different"), "{failure}");
+        assert!(!receipt.passed && failure.contains("parts at length"), "{failure}");
         let pictures = failure.matches(" image # ").count();
         assert!(pictures == failure.matches("arrive ").count() && pictures < 3, "two are enough:\n{failure}");
         planner::scene::run(failure.split_once('\n').expect("lines").1).expect("a scene");
@@ -357,7 +402,7 @@ mod tests {
         let mut random = Random::new(1);
         let texts = (0..3).map(|_| Schedule::random(&mut random, stand.vocab, 6, 160, 12));
         let texts: Vec<Schedule> = texts.collect();
-        let receipt = stand.receipt("run = run", 1, texts.into_iter(), Stand::run_run).expect("it runs");
+        let receipt = prove(&mut stand, "run = run", texts.into_iter(), Stand::run_run);
         let failure = receipt.failure.expect("no picture was shown");
         assert!(
             receipt.rounds[0].replayed > 0 && failure.contains("behind a round of pictures"),

@@ -1,6 +1,7 @@
 //! What each command does, from its arguments to its output.
 
 mod bench;
+mod check;
 mod convert;
 mod demo;
 mod generate;
@@ -14,14 +15,11 @@ use std::path::Path;
 
 use runtime::engine::{self, EngineOptions, OpenEngine};
 use runtime::error::Error;
-use runtime::open::{Load, Opened, Progress};
-use runtime::probe::LogitsOptions;
-use runtime::quality;
+use runtime::open::{Opened, Progress};
 use runtime::ranks::Rank;
-use runtime::receipts::{self, CheckOptions, Receipt};
-use runtime::weights::DenseForm;
 
 pub(crate) use bench::bench;
+pub(crate) use check::check;
 pub(crate) use convert::convert;
 pub(crate) use demo::demo;
 pub(crate) use generate::generate;
@@ -29,11 +27,10 @@ pub(crate) use kernels::build as build_kernels;
 pub(crate) use logits::logits;
 pub(crate) use serve::serve;
 
-use crate::args::{CheckArgs, Chosen, InspectArgs, PlanArgs};
+use crate::args::{Chosen, InspectArgs, PlanArgs};
 use crate::failure::Failure;
 use crate::loading::Loading;
 use crate::output::{Output, note};
-use crate::ranks::{self, Begun};
 
 /// `roundhouse inspect`: the model folder in a few lines.
 pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
@@ -52,36 +49,6 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<(), Failure> {
         chat.path().display()
     ));
     out.finish()
-}
-
-/// `roundhouse check`: one receipt per equality; with --dense fp8 also what that changes.
-pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
-    let chosen = args.run.choose()?;
-    let checked = CheckOptions { exchange: args.ranks.exchange(), ..chosen.receipts(args.cases, args.seed) };
-    let options = receipts::engine_options(&checked);
-    let Begun::Leads(rank) = ranks::begin(&args.ranks, &args.model, &options)? else { return Ok(()) };
-    note(chosen.opening(&args.model));
-    let receipts = receipts::check(&args.model, &checked, rank.map(|rank| *rank)).map_err(engine_failure)?;
-    let mut out = Output::stdout();
-    receipts.iter().for_each(|receipt| out.print(&format!("{receipt}\n")));
-    if let Load::Checkpoint { dense: dense @ DenseForm::Fp8 } = chosen.load {
-        let Chosen { place, element, load, table, .. } = chosen;
-        let options = LogitsOptions { place, element, load, table, ..LogitsOptions::default() };
-        let quality = quality::of_dense(&args.model, &options, dense).map_err(engine_failure)?;
-        out.print(&format!("dense fp8          against the model as it is stored: {quality}\n"));
-    }
-    out.finish()?;
-    passed(&receipts)
-}
-
-/// A failure that names the receipts that failed, if any did.
-fn passed(receipts: &[Receipt]) -> Result<(), Failure> {
-    let failed: Vec<&str> =
-        receipts.iter().filter(|receipt| !receipt.passed).map(|receipt| receipt.name).collect();
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Check(format!("{} does not hold; the receipt says where", failed.join(", ")))),
-    }
 }
 
 /// `roundhouse plan`: a scene and what the planner decides in it.

@@ -53,10 +53,10 @@ fn receipts_hold_and_say_what_it_changes() {
         cases: 1,
         seed: 5,
     };
-    let receipts = check(&tiny(), &options, None).expect("the model opens");
+    let receipts = check(&tiny(), &options, None, &mut |_| {}).expect("the model opens");
     assert!(receipts.iter().all(|receipt| receipt.passed), "{receipts:?}");
-    let stored =
-        check(&tiny(), &CheckOptions { load: Load::default(), ..options }, None).expect("the model opens");
+    let stored = check(&tiny(), &CheckOptions { load: Load::default(), ..options }, None, &mut |_| {})
+        .expect("the model opens");
     assert!(stored[0].digests != receipts[0].digests, "they are its own receipts");
     let quality =
         |dense| quality::of_dense(&tiny(), &LogitsOptions::default(), dense).expect("it is measured");

@@ -350,7 +350,9 @@ fn receipts_hold_in_every_format() {
         let (place, element, table) = (Place::Cuda(0), ElementType::Bf16, TablePlace::Device);
         let options =
             CheckOptions { place, element, load, table, exchange: Exchange::Auto, cases: 2, seed: 3 };
-        for receipt in check(dir, &options, None).unwrap_or_else(|error| panic!("{words}: {error}")) {
+        for receipt in
+            check(dir, &options, None, &mut |_| {}).unwrap_or_else(|error| panic!("{words}: {error}"))
+        {
             assert!(receipt.passed && receipt.ids > 0 && receipt.pictured > 0, "{words}: {receipt}");
         }
     };

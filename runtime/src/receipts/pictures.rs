@@ -1,20 +1,26 @@
-//! Pictures in random schedules: small ones of made pixels, where edges are.
+//! Pictures and clips in random schedules: small ones of made pixels, where edges are.
 
-use vision::{Picture, Preprocess};
+use std::convert::Infallible;
+
+use vision::{Clip, ClipBuilder, Picture, Preprocess, Size, Times, VideoSettings};
 
 use super::{Planned, Random, Schedule};
-use crate::pictures::Sight;
+use crate::pictures::{Shown, Sight};
 
 /// Rows and columns of merged squares that a picture has at most.
 const SQUARES: [u32; 2] = [5, 6];
+/// The same of a frame of a clip.
+const FRAME_SQUARES: [u32; 2] = [2, 3];
+/// Frames that a clip has at most.
+const FRAMES: u32 = 5;
 
 impl Schedule {
     /// Shows pictures in the first of the requests and in some of the others: of one row of the model to thirty, one or two in a
-    /// request, behind text, among it, and across the edge of a piece of `piece` rows or right behind it. Some come again,
-    /// and some are of the size of another one.
+    /// request, behind text, among it, and across the edge of a piece of `piece` rows or right behind it. Some are clips
+    /// of two frames to five. Some come again, and some are of the size of another one.
     pub(super) fn show(&mut self, random: &mut Random, sight: &Sight, vocab: u32, piece: u32) {
         let sight = every_size(sight);
-        let mut shown = Vec::new();
+        let mut before = Vec::new();
         for (index, planned) in self.requests.iter_mut().enumerate() {
             if index == 0 {
                 // It is there for a while, so that those who come later find it.
@@ -23,43 +29,85 @@ impl Schedule {
                 continue;
             }
             let count = 1 + usize::from(random.below(3) == 0);
-            let pictures: Vec<Picture> =
-                (0..count).map(|_| picture(random, &sight.picture, &mut shown)).collect();
-            place(random, planned, &pictures, &sight, vocab, piece);
+            let drawn: Vec<(Form, Shown)> = (0..count).map(|_| draw(random, &sight, &mut before)).collect();
+            place(random, planned, &drawn, &sight, vocab, piece);
         }
     }
 }
 
-/// Sight that leaves small pictures small, so that a few pixels are enough.
+/// Sight that leaves what is small small, so that a few pixels are enough.
 fn every_size(sight: &Sight) -> Sight {
-    let square = u64::from(sight.picture.factor()).pow(2);
-    let [height, width] = SQUARES.map(u64::from);
-    let picture = Preprocess { min_pixels: square, max_pixels: height * width * square, ..sight.picture };
-    Sight { picture, ..sight.clone() }
-}
-
-/// A picture: another one, one that was shown before, or one of its size.
-fn picture(random: &mut Random, settings: &Preprocess, shown: &mut Vec<Picture>) -> Picture {
-    let known = shown.len() as u32;
-    let before = (known > 0 && random.below(3) > 0).then(|| shown[random.below(known) as usize].clone());
-    let [height, width] = match before {
-        Some(before) if random.below(2) == 0 => return before,
-        Some(before) => [before.height(), before.width()],
-        // Up to half a square less: it is resized to whole ones.
-        None => SQUARES
-            .map(|most| (1 + random.below(most)) * settings.factor() - random.below(settings.factor() / 2)),
+    let range = |settings: Preprocess| {
+        let square = u64::from(settings.factor()).pow(2);
+        let most = SQUARES.iter().fold(square, |pixels, squares| pixels * u64::from(*squares));
+        Preprocess { min_pixels: square, max_pixels: u64::from(FRAMES + 1) * most, ..settings }
     };
-    let rgb = (0..3 * height * width).map(|_| random.below(256) as u8).collect();
-    let picture = Picture::new(width, height, rgb).expect("three bytes for each pixel");
-    shown.push(picture.clone());
-    picture
+    let video = VideoSettings { preprocess: range(sight.video.preprocess), ..sight.video };
+    Sight { picture: range(sight.picture), video, ..sight.clone() }
 }
 
-/// Puts pictures into the text of a request.
+/// What pixels are drawn for.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Of a clip; none of a still picture.
+    frames: Option<u32>,
+    /// Rows and columns.
+    pixels: [u32; 2],
+}
+
+impl Form {
+    fn random(random: &mut Random, factor: u32) -> Form {
+        let frames = (random.below(3) == 0).then(|| 2 + random.below(FRAMES - 1));
+        let squares = if frames.is_some() { FRAME_SQUARES } else { SQUARES };
+        // Up to half a square less: it is resized to whole ones.
+        let pixels = squares.map(|most| (1 + random.below(most)) * factor - random.below(factor / 2));
+        Form { frames, pixels }
+    }
+
+    /// About as many as the model takes for it.
+    fn rows(&self, settings: &Preprocess) -> u32 {
+        let [height, width] = self.pixels.map(|side| side.div_ceil(settings.factor()));
+        self.frames.map_or(1, |frames| frames.div_ceil(settings.frames)) * height * width
+    }
+}
+
+/// Something to see: another one, one that was there before, or one of its form.
+fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Form, Shown)>) -> (Form, Shown) {
+    let known = before.len() as u32;
+    let again = (known > 0 && random.below(3) > 0).then(|| before[random.below(known) as usize].clone());
+    let form = match again {
+        Some(again) if random.below(2) == 0 => return again,
+        Some((form, _)) => form,
+        None => Form::random(random, sight.picture.factor()),
+    };
+    let shown = match form.frames {
+        None => Shown::Picture(picture(random, form.pixels)),
+        Some(frames) => Shown::Clip(clip(random, frames, form.pixels, &sight.video)),
+    };
+    before.push((form, shown.clone()));
+    (form, shown)
+}
+
+fn picture(random: &mut Random, [height, width]: [u32; 2]) -> Picture {
+    let rgb = (0..3 * height * width).map(|_| random.below(256) as u8).collect();
+    Picture::new(width, height, rgb).expect("three bytes for each pixel")
+}
+
+fn clip(random: &mut Random, frames: u32, pixels: [u32; 2], settings: &VideoSettings) -> Clip {
+    let [height, width] = pixels;
+    let rate = [0.5, 2.0, 24.0][random.below(3) as usize];
+    let times = Times::at_rate(frames as usize, Some(rate)).expect("a rate that is taken");
+    let seconds = times.seconds().to_vec();
+    let mut clip = ClipBuilder::new(Size { width, height }, seconds, settings).expect("a few small frames");
+    (0..frames).for_each(|_| clip.push(&picture(random, pixels)).expect("frames of one size"));
+    clip.finish().expect("every frame is there")
+}
+
+/// Puts what was drawn into the text of a request.
 fn place(
     random: &mut Random,
     planned: &mut Planned,
-    pictures: &[Picture],
+    drawn: &[(Form, Shown)],
     sight: &Sight,
     vocab: u32,
     piece: u32,
@@ -69,42 +117,45 @@ fn place(
         0 => random.below(text.len() as u32 + 1) as usize,
         1 => text.len(),
         _ => {
-            let squares = |side: u32| side.div_ceil(sight.picture.factor());
-            let rows = squares(pictures[0].height()) * squares(pictures[0].width());
             // The id before a picture is at this position, its first row behind it.
-            let start = (piece - 1).saturating_sub(random.below(rows)) as usize;
+            let start = (piece - 1).saturating_sub(random.below(drawn[0].0.rows(&sight.picture))) as usize;
             while text.len() < start {
                 text.push(random.below(vocab));
             }
             start
         }
     };
-    for _ in pictures {
-        text.splice(at..at, [sight.ids.start, sight.ids.image, sight.ids.end]);
+    for (form, _) in drawn {
+        let pad = if form.frames.is_some() { sight.ids.video } else { sight.ids.image };
+        text.splice(at..at, [sight.ids.start, pad, sight.ids.end]);
         at += 3;
         at += random.below((text.len() - at) as u32 + 1) as usize;
     }
-    (planned.prompt, planned.media) = sight.place(&text, pictures).expect("pictures of a size that fits");
+    let shown: Vec<Shown> = drawn.iter().map(|(_, shown)| shown.clone()).collect();
+    // Any ids will do.
+    let stamp = |text: &str| Ok::<_, Infallible>(text.bytes().map(|byte| u32::from(byte) % vocab).collect());
+    (planned.prompt, planned.media) =
+        sight.place(&text, &shown, stamp).expect("pictures of a size that fits");
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::{HashMap, HashSet};
 
-    use vision::{MediaIds, Span, VideoSettings};
+    use vision::{MediaIds, Span};
 
     use super::*;
     use crate::request::Media;
 
     const PIECE: u32 = 128;
-    const IMAGE: u32 = 1000;
+    const IDS: MediaIds = MediaIds { image: 1000, video: 1001, start: 1002, end: 1003 };
 
     /// Ten schedules of a seed.
     fn schedules(seed: u64) -> Vec<Schedule> {
         let sight = Sight {
             picture: Preprocess::PICTURE,
             video: VideoSettings::default(),
-            ids: MediaIds { image: IMAGE, video: 1001, start: 1002, end: 1003 },
+            ids: IDS,
             most_patches: 4096,
         };
         let mut random = Random::new(seed);
@@ -121,8 +172,9 @@ mod tests {
         let spans: Vec<Span> = planned.media.iter().flat_map(|media| media.spans.clone()).collect();
         let within =
             |at: usize| spans.iter().any(|span| (span.first..span.first + span.rows()).contains(&at));
+        let pad = |id: u32| [IDS.image, IDS.video].contains(&id);
         let ids = planned.prompt.iter().enumerate();
-        ids.for_each(|(at, id)| assert_eq!(*id == IMAGE, within(at), "position {at}"));
+        ids.for_each(|(at, id)| assert_eq!(pad(*id), within(at), "position {at}"));
         spans
     }
 
@@ -131,7 +183,8 @@ mod tests {
     fn schedules_show_every_kind_of_place() {
         let mut rows = Vec::new();
         for seed in 1..20 {
-            let (mut across, mut behind, mut two, mut again, mut sized, mut texts) = (0, 0, 0, 0, 0, 0);
+            let (mut across, mut behind, mut two, mut again, mut sized) = (0, 0, 0, 0, 0);
+            let (mut pairs, mut texts) = (0, 0);
             for schedule in schedules(seed) {
                 let (mut shown, mut grids) = (HashMap::new(), HashSet::new());
                 let media: Vec<&Media> =
@@ -144,16 +197,18 @@ mod tests {
                 }
                 again += media.len() - shown.len();
                 sized += shown.len() - grids.len();
-                for spans in schedule.requests.iter().map(spans) {
+                for planned in &schedule.requests {
+                    let spans = spans(planned);
                     let ends = |span: &Span| span.first + span.rows();
                     across += spans.iter().filter(|span| (span.first + 1..ends(span)).contains(&128)).count();
                     behind += spans.iter().filter(|span| span.first >= 100).count();
                     texts += usize::from(spans.is_empty());
-                    two += usize::from(spans.len() == 2);
+                    two += usize::from(planned.media.len() == 2);
+                    pairs += spans.iter().filter(|span| span.row > 0).count();
                     rows.extend(spans.iter().map(Span::rows));
                 }
             }
-            let counts = [across, behind, two, again, sized, texts];
+            let counts = [across, behind, two, again, sized, pairs, texts];
             assert!(counts.iter().all(|count| *count > 0), "seed {seed}: {counts:?}");
         }
         rows.sort_unstable();

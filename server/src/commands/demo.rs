@@ -14,11 +14,12 @@ use crossbeam_channel::Select;
 use runtime::chat::ChatTemplate;
 use runtime::engine::{Event, Handle, OpenEngine, Stats, Ticket};
 use runtime::memory::Size;
-use runtime::pictures::Sight;
+use runtime::pictures::{Shown, Sight};
 use runtime::receipts;
 use runtime::tokenizer::Tokenizer;
 
-use super::{engine_failure, open, passed};
+use super::check::passed;
+use super::{engine_failure, open};
 use crate::args::DemoArgs;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -121,7 +122,9 @@ impl Play<'_> {
         let (mut prompt, mut media) = (self.tokenizer.encode(&text).map_err(Failure::input)?, Vec::new());
         let picture = self.sight.as_ref().filter(|_| part.sees).map(|sight| (picture::drawn(), sight));
         if let Some((picture, sight)) = &picture {
-            (prompt, media) = sight.place(&prompt, std::slice::from_ref(picture)).map_err(Failure::input)?;
+            let shown = [Shown::Picture(picture.clone())];
+            (prompt, media) =
+                sight.place(&prompt, &shown, |text| self.tokenizer.encode(text)).map_err(Failure::input)?;
         }
         let ticket = self.handle.submit(part.submission(prompt, media)).map_err(engine_failure)?;
         view.line(&format!("{:>4}  {:<8} joins   {}", self.told.tokens, part.name, part.asks()));
