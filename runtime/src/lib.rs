@@ -30,6 +30,7 @@ pub mod sampling;
 pub mod scratch;
 pub mod sha;
 pub mod share;
+mod system;
 pub mod tokenizer;
 pub mod tower;
 pub mod weights;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use graph::Device;
 use kernels::numerics::ElementType;
 
 use crate::config::VisionConfig;
@@ -10,12 +11,18 @@ use crate::lanes::LaneLayout;
 use crate::open::{Load, Opened};
 use crate::runner::pinned_bytes;
 use crate::scratch::{RoundLimits, Scratch};
+use crate::share::Share;
+use crate::system;
 use crate::tower::{TowerBuffers, TowerLimits};
 use crate::weights::{TablePlace, WeightForm};
 
 /// Every part of memory with its size, and the setting that changes it.
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
+    /// Whose.
+    share: Share,
+    /// Whether the weights are in no file.
+    made: bool,
     parts: Vec<Part>,
 }
 
@@ -141,7 +148,7 @@ impl MemoryPlan {
         parts.push(part("graphs", graphs.bytes, place, "recorded rounds, at most".into(), "--graphs"));
         let rings = pinned_bytes(limits);
         parts.push(part("staging rings", rings, Place::Host, "pinned, two buffers each".into(), ""));
-        MemoryPlan { parts }
+        MemoryPlan { share, made: matches!(load, Load::Dummy { .. }), parts }
     }
 
     /// The plan with the buffers of the model's vision tower for encodings of up to `limits` too.
@@ -182,40 +189,49 @@ impl MemoryPlan {
 
     /// The most device memory that is taken at a time, in bytes.
     pub fn bytes(&self) -> usize {
-        self.most(Place::Device).1
+        self.most(&[Place::Device]).1
     }
 
-    /// The time at which the most is needed of a place, and how much.
-    fn most(&self, place: Place) -> (Time, usize) {
-        let sum = |time| self.parts_at(place, time).map(|part| part.bytes).sum::<usize>();
+    /// The time at which the most is needed of some places together, and how much.
+    fn most(&self, places: &[Place]) -> (Time, usize) {
+        let sum = |time| self.parts_at(places, time).map(|part| part.bytes).sum::<usize>();
         let (loading, running) = (sum(Time::Loading), sum(Time::Running));
         if loading > running { (Time::Loading, loading) } else { (Time::Running, running) }
     }
 
-    /// What there is of a place at a time.
-    fn parts_at(&self, place: Place, time: Time) -> impl Iterator<Item = &Part> {
-        let there = move |part: &&Part| part.place == place && [Time::Always, time].contains(&part.time);
+    /// What there is of some places at a time.
+    fn parts_at(&self, places: &[Place], time: Time) -> impl Iterator<Item = &Part> {
+        let there =
+            move |part: &&Part| places.contains(&part.place) && [Time::Always, time].contains(&part.time);
         self.parts.iter().filter(move |part| there(part) && part.bytes > 0)
     }
 
-    /// Whether the plan fits a device with `free` free bytes.
+    /// Whether the plan fits the device, and the memory that the system has left: of a device of its own the host's
+    /// part, all of it where the device is the host.
     ///
     /// # Errors
     /// It does not: the part that is too much, the bytes that are short, and what would help.
-    pub fn check(&self, free: usize) -> Result<(), Error> {
-        let (time, needed) = self.most(Place::Device);
+    pub fn check(&self, device: &Device) -> Result<(), Error> {
+        self.fits(Room::Device, device.free_bytes())?;
+        let room = if let Device::Host(_) = device { Room::Machine } else { Room::Host };
+        system::available_bytes().map_or(Ok(()), |free| self.fits(room, free))
+    }
+
+    /// Whether what shares a room fits in `free` bytes.
+    fn fits(&self, room: Room, free: usize) -> Result<(), Error> {
+        let (time, needed) = self.most(room.places());
         if needed <= free {
             return Ok(());
         }
         let mut sum = 0;
-        let past = self.parts_at(Place::Device, time).find(|part| {
+        let past = self.parts_at(room.places(), time).find(|part| {
             sum += part.bytes;
             sum > free
         });
         let past = past.expect("the sum of all parts is past what is free");
-        let helps = self.helps(time, needed - free);
+        let helps = self.helps(room, time, needed - free);
         Err(Error::Setting(format!(
-            "the model does not fit the device: the plan needs {needed} bytes ({}) of its memory and {free} ({}) are \
+            "the model does not fit {room}: the plan needs {needed} bytes ({}) of its memory and {free} ({}) are \
              free, {} short; {} of {} bytes and what follows do not fit; {helps}",
             Size(needed),
             Size(free),
@@ -226,9 +242,9 @@ impl MemoryPlan {
     }
 
     /// What makes the plan smaller at a time, the most first.
-    fn helps(&self, time: Time, short: usize) -> String {
+    fn helps(&self, room: Room, time: Time, short: usize) -> String {
         let mut parts: Vec<(&str, usize)> = Vec::new();
-        for part in self.parts_at(Place::Device, time).filter(|part| !part.setting.is_empty()) {
+        for part in self.parts_at(room.places(), time).filter(|part| !part.setting.is_empty()) {
             match parts.iter_mut().find(|(setting, _)| *setting == part.setting) {
                 Some((_, bytes)) => *bytes += part.bytes,
                 None => parts.push((part.setting, part.bytes)),
@@ -240,7 +256,9 @@ impl MemoryPlan {
                 // Weights have one size on a device that runs one type.
                 "--dtype" => return None,
                 "--layers" => "fewer --layers",
-                "--table" => "--table pinned",
+                "--table" if room == Room::Device => "--table pinned",
+                "--table" if self.made => return None,
+                "--table" => "--table mmap",
                 "--graphs" => "--graphs off",
                 "--lanes" => "fewer --lanes or a shorter --context",
                 "--memory" => "a smaller --memory or a shorter --context",
@@ -252,17 +270,53 @@ impl MemoryPlan {
         };
         let helps: Vec<String> = parts.into_iter().filter_map(help).collect();
         match helps.is_empty() {
-            true => "a device with more memory is needed".into(),
+            true => format!("{} with more memory is needed", room.any()),
             false => format!("what helps: {}", helps.join("; ")),
         }
     }
 }
 
+/// Memory that parts of a plan share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// The device's own.
+    Device,
+    /// The host's, beside a device with its own.
+    Host,
+    /// The host's, which is the device too.
+    Machine,
+}
+
+impl Room {
+    fn places(self) -> &'static [Place] {
+        match self {
+            Room::Device => &[Place::Device],
+            Room::Host => &[Place::Host],
+            Room::Machine => &[Place::Device, Place::Host],
+        }
+    }
+
+    /// Another one of its kind.
+    fn any(self) -> &'static str {
+        if self == Room::Device { "a device" } else { "a machine" }
+    }
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Room::Device { "the device" } else { "this machine" })
+    }
+}
+
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory plan  {} of the device", Size(self.bytes()))?;
+        let whose = match self.share {
+            Share::WHOLE => String::new(),
+            share => format!(" of rank {} of {}", share.rank(), share.ranks()),
+        };
+        write!(f, "memory plan{whose}  {} of the device", Size(self.bytes()))?;
         for (place, what) in [(Place::Host, "the host"), (Place::File, "files")] {
-            match self.most(place).1 {
+            match self.most(&[place]).1 {
                 0 => {}
                 bytes => write!(f, ", {} of {what}", Size(bytes))?,
             }
@@ -317,6 +371,8 @@ mod tests {
             Part { label, bytes, place, time, detail, setting }
         };
         MemoryPlan {
+            share: Share::WHOLE,
+            made: false,
             parts: vec![
                 part("weights", 100, Place::Device, Time::Always, "--dtype"),
                 part("load buffer", 50, Place::Device, Time::Loading, ""),
@@ -335,7 +391,7 @@ mod tests {
         let buffers = TowerBuffers::bytes(&config, ElementType::Bf16, limits);
         assert_eq!(with.bytes(), plan(200).bytes() + buffers);
         assert!(with.to_string().contains("pictures of up to 1000 patches (--vision)"), "{with}");
-        let says = with.check(with.bytes() - 1).expect_err("one byte is short").to_string();
+        let says = with.fits(Room::Device, with.bytes() - 1).expect_err("one byte is short").to_string();
         assert!(says.contains("--vision off"), "{says}");
     }
 
@@ -355,11 +411,36 @@ mod tests {
         ] {
             let plan = plan(pages);
             assert_eq!(plan.bytes(), most);
-            plan.check(most).expect("it just fits");
-            let says = plan.check(most - 1).expect_err("one byte is short").to_string();
+            plan.fits(Room::Device, most).expect("it just fits");
+            let says = plan.fits(Room::Device, most - 1).expect_err("one byte is short").to_string();
             for words in [&format!("needs {most} bytes"), "1 short", past, helps] {
                 assert!(says.contains(words), "{words:?} is not in: {says}");
             }
         }
+    }
+
+    /// A table in pinned memory is the host's, beside a device or as the device.
+    #[test]
+    fn the_host_has_an_end_too() {
+        let mut plan = plan(20);
+        plan.parts[3] =
+            Part { label: "n-gram table", time: Time::Always, setting: "--table", ..plan.parts[3].clone() };
+        for (room, most, past) in [
+            (Room::Host, 1000, "n-gram table of 1000 bytes"),
+            (Room::Machine, 1150, "n-gram table of 1000 bytes"),
+        ] {
+            plan.fits(room, most).expect("it just fits");
+            let says = plan.fits(room, most - 1).expect_err("one byte is short").to_string();
+            for words in [&format!("needs {most} bytes"), "does not fit this machine", "--table mmap", past] {
+                assert!(says.contains(words), "{words:?} is not in: {says}");
+            }
+        }
+        let says = MemoryPlan { made: true, ..plan.clone() }.fits(Room::Host, 1).expect_err("it is short");
+        assert!(says.to_string().ends_with("a machine with more memory is needed"), "{says}");
+        let host = Device::host(graph::host::HostOptions::default());
+        plan.check(&host).expect("it is small");
+        plan.parts[3].bytes = 1 << 50;
+        let says = plan.check(&host).expect_err("no machine has a pebibyte").to_string();
+        assert!(says.contains("does not fit this machine"), "{says}");
     }
 }

@@ -112,6 +112,21 @@ impl Default for Load {
     }
 }
 
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Load::Checkpoint { dense: DenseForm::Stored } => f.write_str("checkpoint"),
+            Load::Checkpoint { dense: DenseForm::Fp8 } => {
+                f.write_str("checkpoint, its dense projections in fp8")
+            }
+            Load::Dummy { layers, seed, stored: Wanted { experts, dense, table } } => {
+                let layers = layers.map_or_else(|| "all layers".into(), |layers| format!("{layers} layers"));
+                write!(f, "dummy, {layers} of seed {seed}, experts {experts}, dense {dense}, table {table}")
+            }
+        }
+    }
+}
+
 /// Rows that each head of a made n-gram table has at most in device memory: few enough to leave room for layers, and
 /// enough that no cache holds them.
 pub(crate) const MADE_TABLE_ROWS: u64 = 1_000_000;

@@ -284,7 +284,7 @@ impl Probe {
             memory = memory.with_tower(&seen.tower, element, seen.limits).with_features(most.features);
         }
         progress(Progress::Plan(memory.clone()));
-        memory.check(device.free_bytes())?;
+        memory.check(&device)?;
 
         let OpenModel { model, weights, tokenizer, .. } = opened.load(&device, progress)?;
         let eyes = seen.map(|(Seen { limits, tower: config, .. }, most)| {

@@ -166,7 +166,7 @@ fn settings(model: &Path, options: &EngineOptions) -> Result<Settings, Failure> 
     Ok(Settings::default()
         .with("model", model_digest(model)?)
         .with("--dtype", options.element.name())
-        .with("--load", format!("{:?}", options.load))
+        .with("--load", options.load)
         .with("--table", options.table)
         .with("--graphs", options.graphs)
         .with("--exchange", options.exchange)

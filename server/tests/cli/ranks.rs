@@ -72,6 +72,10 @@ fn receipts_hold_for_two_ranks() {
     {
         let model = data("..").join(model);
         let ended = run(on("check", &model).args(["--tp", "2", "--cases", "2"])).good();
+        // Of the pair's first rank, and of the model that it is compared with.
+        for words in ["memory plan of rank 0 of 2  ", "loading the whole model", "memory plan  "] {
+            assert!(ended.stderr.contains(words), "{words:?}: {}", ended.stderr);
+        }
         assert!(ended.stdout.contains("two ranks = one    ok"), "{}", ended.stdout);
         assert_eq!(ended.stdout.matches(" ok: ").count(), 4, "{}", ended.stdout);
         assert_eq!(with_pictures(&ended, 4), 4);
@@ -149,11 +153,12 @@ fn a_follower_whose_leader_is_gone_ends_at_once() {
 #[test]
 fn ranks_with_other_settings_are_refused_on_both_sides() {
     let leader = free();
-    let other = ["--lanes", "3", "--context", "700"];
+    let other = ["--lanes", "3", "--context", "700", "--dense", "fp8"];
+    let load = ["--load is ", "checkpoint,", "checkpoint, its dense projections in fp8"];
     let [first, second] =
         both(&mut rank("0", &leader, &[]), Duration::from_millis(100), &mut rank("1", &leader, &other));
     for ended in [first, second] {
-        ended.refused(&["--lanes is ", "16", "3", "--context is ", "700"]);
+        ended.refused(&[&["--lanes is ", "16", "3", "--context is ", "700"], &load[..]].concat());
     }
 }
 
