@@ -12,7 +12,7 @@ use crate::open::{Load, Opened};
 use crate::runner::pinned_bytes;
 use crate::scratch::{RoundLimits, Scratch};
 use crate::share::Share;
-use crate::system;
+use crate::system::Free;
 use crate::tower::{TowerBuffers, TowerLimits};
 use crate::weights::{TablePlace, WeightForm};
 
@@ -46,6 +46,8 @@ enum Time {
     Loading,
     /// Once they are.
     Running,
+    /// As it fills, up to its size: the oldest of it goes when it is full.
+    Filling,
 }
 
 /// Where a part lives.
@@ -144,8 +146,13 @@ impl MemoryPlan {
         let buffers = Scratch::bytes(weights.config(), share, element, limits);
         let rounds = format!("rounds of up to {} rows", limits.rows);
         parts.push(part("round buffers", buffers, Place::Device, rounds, ""));
-        let place = if graphs.on_device { Place::Device } else { Place::Host };
-        parts.push(part("graphs", graphs.bytes, place, "recorded rounds, at most".into(), "--graphs"));
+        // A device must have room for them; those of the host are lists of calls, and few of them fill up their room.
+        let (place, time) = match graphs.on_device {
+            true => (Place::Device, Time::Running),
+            false => (Place::Host, Time::Filling),
+        };
+        let detail = "recorded rounds, at most".into();
+        parts.push(Part { time, ..part("graphs", graphs.bytes, place, detail, "--graphs") });
         let rings = pinned_bytes(limits);
         parts.push(part("staging rings", rings, Place::Host, "pinned, two buffers each".into(), ""));
         MemoryPlan { share, made: matches!(load, Load::Dummy { .. }), parts }
@@ -194,27 +201,33 @@ impl MemoryPlan {
 
     /// The time at which the most is needed of some places together, and how much.
     fn most(&self, places: &[Place]) -> (Time, usize) {
-        let sum = |time| self.parts_at(places, time).map(|part| part.bytes).sum::<usize>();
+        let sum = |time| self.parts_at(places, &[Time::Always, time]).map(|part| part.bytes).sum::<usize>();
         let (loading, running) = (sum(Time::Loading), sum(Time::Running));
         if loading > running { (Time::Loading, loading) } else { (Time::Running, running) }
     }
 
-    /// What there is of some places at a time.
-    fn parts_at(&self, places: &[Place], time: Time) -> impl Iterator<Item = &Part> {
-        let there =
-            move |part: &&Part| places.contains(&part.place) && [Time::Always, time].contains(&part.time);
+    /// What there is of some places at some times.
+    fn parts_at(&self, places: &[Place], times: &[Time]) -> impl Iterator<Item = &Part> {
+        let there = move |part: &&Part| places.contains(&part.place) && times.contains(&part.time);
         self.parts.iter().filter(move |part| there(part) && part.bytes > 0)
     }
 
-    /// Whether the plan fits the device, and the memory that the system has left: of a device of its own the host's
-    /// part, all of it where the device is the host.
+    /// Whether the plan fits the device, and the memory that the system has left: beside a device with memory of its own
+    /// the host's part, which is pinned; all of it where the device is the host.
     ///
     /// # Errors
     /// It does not: the part that is too much, the bytes that are short, and what would help.
     pub fn check(&self, device: &Device) -> Result<(), Error> {
         self.fits(Room::Device, device.free_bytes())?;
-        let room = if let Device::Host(_) = device { Room::Machine } else { Room::Host };
-        system::available_bytes().map_or(Ok(()), |free| self.fits(room, free))
+        match (Free::now(), device) {
+            (None, _) => Ok(()),
+            (Some(Free { memory, swap, grouped }), Device::Host(_)) => {
+                self.fits(Room::Machine { grouped }, memory.saturating_add(swap))
+            }
+            (Some(Free { memory, grouped, .. }), Device::Cuda(_)) => {
+                self.fits(Room::Host { grouped }, memory)
+            }
+        }
     }
 
     /// Whether what shares a room fits in `free` bytes.
@@ -224,7 +237,7 @@ impl MemoryPlan {
             return Ok(());
         }
         let mut sum = 0;
-        let past = self.parts_at(room.places(), time).find(|part| {
+        let past = self.parts_at(room.places(), &[Time::Always, time]).find(|part| {
             sum += part.bytes;
             sum > free
         });
@@ -244,7 +257,9 @@ impl MemoryPlan {
     /// What makes the plan smaller at a time, the most first.
     fn helps(&self, room: Room, time: Time, short: usize) -> String {
         let mut parts: Vec<(&str, usize)> = Vec::new();
-        for part in self.parts_at(room.places(), time).filter(|part| !part.setting.is_empty()) {
+        for part in
+            self.parts_at(room.places(), &[Time::Always, time]).filter(|part| !part.setting.is_empty())
+        {
             match parts.iter_mut().find(|(setting, _)| *setting == part.setting) {
                 Some((_, bytes)) => *bytes += part.bytes,
                 None => parts.push((part.setting, part.bytes)),
@@ -281,30 +296,40 @@ impl MemoryPlan {
 enum Room {
     /// The device's own.
     Device,
-    /// The host's, beside a device with its own.
-    Host,
-    /// The host's, which is the device too.
-    Machine,
+    /// The host's, or what a control group leaves of it, beside a device with its own.
+    Host { grouped: bool },
+    /// The same where the host is the device.
+    Machine { grouped: bool },
 }
 
 impl Room {
     fn places(self) -> &'static [Place] {
         match self {
             Room::Device => &[Place::Device],
-            Room::Host => &[Place::Host],
-            Room::Machine => &[Place::Device, Place::Host],
+            Room::Host { .. } => &[Place::Host],
+            Room::Machine { .. } => &[Place::Device, Place::Host],
         }
     }
 
     /// Another one of its kind.
     fn any(self) -> &'static str {
-        if self == Room::Device { "a device" } else { "a machine" }
+        match self {
+            Room::Device => "a device",
+            Room::Host { grouped: false } | Room::Machine { grouped: false } => "a machine",
+            Room::Host { grouped: true } | Room::Machine { grouped: true } => "a control group",
+        }
     }
 }
 
 impl fmt::Display for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Room::Device { "the device" } else { "this machine" })
+        f.write_str(match self {
+            Room::Device => "the device",
+            Room::Host { grouped: false } | Room::Machine { grouped: false } => "this machine",
+            Room::Host { grouped: true } | Room::Machine { grouped: true } => {
+                "the control group of this process"
+            }
+        })
     }
 }
 
@@ -316,7 +341,8 @@ impl fmt::Display for MemoryPlan {
         };
         write!(f, "memory plan{whose}  {} of the device", Size(self.bytes()))?;
         for (place, what) in [(Place::Host, "the host"), (Place::File, "files")] {
-            match self.most(&[place]).1 {
+            let filling = self.parts_at(&[place], &[Time::Filling]).map(|part| part.bytes).sum::<usize>();
+            match self.most(&[place]).1 + filling {
                 0 => {}
                 bytes => write!(f, ", {} of {what}", Size(bytes))?,
             }
@@ -425,22 +451,38 @@ mod tests {
         let mut plan = plan(20);
         plan.parts[3] =
             Part { label: "n-gram table", time: Time::Always, setting: "--table", ..plan.parts[3].clone() };
-        for (room, most, past) in [
-            (Room::Host, 1000, "n-gram table of 1000 bytes"),
-            (Room::Machine, 1150, "n-gram table of 1000 bytes"),
+        // What may fill up is no need.
+        plan.parts.push(Part {
+            label: "graphs",
+            time: Time::Filling,
+            setting: "--graphs",
+            ..plan.parts[3].clone()
+        });
+        for (room, most, whose) in [
+            (Room::Host { grouped: false }, 1000, "this machine"),
+            (Room::Machine { grouped: false }, 1150, "this machine"),
+            (Room::Machine { grouped: true }, 1150, "the control group of this process"),
         ] {
             plan.fits(room, most).expect("it just fits");
             let says = plan.fits(room, most - 1).expect_err("one byte is short").to_string();
-            for words in [&format!("needs {most} bytes"), "does not fit this machine", "--table mmap", past] {
+            let needs = format!("does not fit {whose}: the plan needs {most} bytes");
+            for words in [&needs, "n-gram table of 1000 bytes", "what helps: --table mmap"] {
                 assert!(says.contains(words), "{words:?} is not in: {says}");
             }
         }
-        let says = MemoryPlan { made: true, ..plan.clone() }.fits(Room::Host, 1).expect_err("it is short");
-        assert!(says.to_string().ends_with("a machine with more memory is needed"), "{says}");
+        assert!(plan.to_string().contains(", 1.95 KiB of the host"), "{plan}");
+        let made = MemoryPlan { made: true, ..plan.clone() };
+        for (grouped, helps) in [(false, "a machine"), (true, "a control group")] {
+            let says = made.fits(Room::Host { grouped }, 1).expect_err("it is short").to_string();
+            assert!(says.ends_with(&format!("{helps} with more memory is needed")), "{says}");
+        }
         let host = Device::host(graph::host::HostOptions::default());
         plan.check(&host).expect("it is small");
         plan.parts[3].bytes = 1 << 50;
         let says = plan.check(&host).expect_err("no machine has a pebibyte").to_string();
-        assert!(says.contains("does not fit this machine"), "{says}");
+        assert!(
+            says.contains("does not fit the control group") || says.contains("does not fit this machine"),
+            "{says}"
+        );
     }
 }

@@ -161,7 +161,7 @@ impl Prepared {
     /// Reads the weights and computes the logits of a request.
     ///
     /// # Errors
-    /// The device has too little memory; ids past the vocabulary or the context; pictures or pieces that do not fit the
+    /// The device or the system has too little memory; ids past the vocabulary or the context; pictures or pieces that do not fit the
     /// ids.
     pub fn logits(
         self,
@@ -254,7 +254,7 @@ impl Probe {
     /// Opens a model folder for sequences of at most `longest` ids.
     ///
     /// # Errors
-    /// The device or the folder cannot be opened, or the device has too little memory.
+    /// The device or the folder cannot be opened, or it or the system has too little memory.
     pub fn open(
         dir: &Path,
         options: &LogitsOptions,

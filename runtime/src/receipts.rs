@@ -177,10 +177,16 @@ impl Stand {
         let (OpenEngine { engine, sight, .. }, alone) = match rank {
             None => (open(dir, &options, &mut |progress| told(Step::Opening(progress)))?, None),
             Some(rank) => {
-                let pair = open_rank(dir, &options, rank, &mut |progress| told(Step::Opening(progress)))?;
+                let mut pair = open_rank(dir, &options, rank, &mut |progress| told(Step::Opening(progress)))?;
                 told(Step::Whole);
-                let alone = open(dir, &options, &mut |progress| told(Step::Opening(progress)))?;
-                (pair, Some(alone.engine))
+                match open(dir, &options, &mut |progress| told(Step::Opening(progress))) {
+                    Ok(alone) => (pair, Some(alone.engine)),
+                    Err(error) => {
+                        pair.engine.part(Some(&error.to_string()));
+                        pair.engine.close();
+                        return Err(error);
+                    }
+                }
             }
         };
         let vocab = engine.runner().model.config.text_ids() as u32;
@@ -256,6 +262,7 @@ impl Stand {
         let (mut failure, mut returns) = (None, 0);
         let (mut cases, mut requests, mut pictured, mut ids) = (0, 0, 0, 0);
         let sees = self.sight.is_some();
+        told(Step::Played { name, done: 0, least });
         for schedule in schedules {
             // A receipt over nothing proves nothing: some rounds must be replays, with lanes beside each other, and if the
             // model sees, some of them right behind rounds of pictures.
@@ -329,24 +336,31 @@ pub fn engine_options(options: &CheckOptions) -> EngineOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use vision::ContentKey;
 
     use super::*;
     use crate::request::Media;
+    use crate::weights::DenseForm;
+
+    const OPTIONS: CheckOptions = CheckOptions {
+        place: Place::Host,
+        element: ElementType::Bf16,
+        load: Load::Checkpoint { dense: DenseForm::Stored },
+        table: TablePlace::Device,
+        exchange: Exchange::Auto,
+        cases: 1,
+        seed: 1,
+    };
 
     /// A small model that sees.
+    fn sees() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/oracle/checkpoints/base_bf16")
+    }
+
     fn stand() -> Stand {
-        let options = CheckOptions {
-            place: Place::Host,
-            element: ElementType::Bf16,
-            load: Load::default(),
-            table: TablePlace::Device,
-            exchange: Exchange::Auto,
-            cases: 1,
-            seed: 1,
-        };
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/oracle/checkpoints/base_bf16");
-        Stand::open(&dir, &options, None, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+        Stand::open(&sees(), &OPTIONS, None, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn prove(
@@ -356,6 +370,28 @@ mod tests {
         compare: Compare,
     ) -> Receipt {
         stand.receipt(name, 1, schedules, compare, &mut |_| {}).expect("it runs")
+    }
+
+    /// A receipt is told when it is decided, behind its schedules and ahead of those of the next.
+    #[test]
+    fn what_a_check_has_come_to_is_told_as_it_comes() {
+        let mut told = Vec::new();
+        let receipts = check(&sees(), &OPTIONS, None, &mut |step| {
+            told.push(match step {
+                Step::Opening(_) => "opening".to_string(),
+                Step::Whole => panic!("there is one rank"),
+                Step::Played { name, done, least } => format!("{name}: {done} of {least}"),
+                Step::Decided(receipt) => receipt.to_string(),
+            });
+        });
+        told.dedup();
+        let mut due = vec!["opening".to_string()];
+        for receipt in receipts.expect("it runs") {
+            let Receipt { name, cases, .. } = receipt;
+            due.extend((0..=cases).map(|done| format!("{name}: {done} of 1")));
+            due.push(receipt.to_string());
+        }
+        assert_eq!(told, due);
     }
 
     /// Schedules of one request with text and two with pictures of one size.
@@ -389,6 +425,7 @@ mod tests {
         });
         let receipt = prove(&mut stand, "crowded = alone", mixed, Stand::crowd_alone);
         let failure = receipt.failure.as_deref().expect("it does not hold");
+        // A piece within a prompt leaves no logits: there the state parts first.
         assert!(!receipt.passed && failure.contains("parts at length"), "{failure}");
         let pictures = failure.matches(" image # ").count();
         assert!(pictures == failure.matches("arrive ").count() && pictures < 3, "two are enough:\n{failure}");

@@ -3,15 +3,18 @@
 
 use std::iter;
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use graph::Planted;
 use planner::RequestId;
-use runtime::engine::{Engine, EngineOptions, Event};
+use runtime::engine::{Engine, EngineOptions, Event, open_rank};
+use runtime::open::Progress;
+use runtime::ranks::Rank;
 use runtime::receipts::{Random, Schedule, play};
 use runtime::request::Submission;
 
-use crate::pair::{end, one, same, tight, two, two_of_which};
+use crate::pair::{PATIENCE, SILENCE, end, model, one, same, tight, two, two_of_which};
 
 #[test]
 fn two_ranks_are_one_over_schedules() {
@@ -93,6 +96,32 @@ fn a_flood_of_requests_is_taken_in_step() {
         "{finished} finished, {full} found the queue full"
     );
     end(pair, follower);
+}
+
+/// What one rank has no memory for, the other one does not begin to read.
+#[test]
+fn a_plan_that_does_not_fit_one_rank_ends_both_before_a_weight_is_read() {
+    for short in 0..2 {
+        let ranks = Rank::pair(PATIENCE, SILENCE).expect("sockets").into_iter().enumerate();
+        let open = |(at, rank)| {
+            let little = EngineOptions { host_memory: 1 << 20, ..tight() };
+            let options = if at == short { little } else { tight() };
+            thread::spawn(move || {
+                let mut read = 0;
+                let mut told = |progress| read += u32::from(matches!(progress, Progress::Loading { .. }));
+                let error = open_rank(&model(), &options, rank, &mut told).err().expect("it does not fit");
+                (error.to_string(), read)
+            })
+        };
+        let both: Vec<_> = ranks.map(open).collect();
+        for rank in both {
+            let (error, read) = rank.join().expect("no panic");
+            assert!(
+                error.contains("the model does not fit the device") && read == 0,
+                "{read} steps: {error}"
+            );
+        }
+    }
 }
 
 /// A rank that plans another round stops both before that round runs: no id of it is told.

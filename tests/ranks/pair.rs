@@ -18,7 +18,7 @@ use tests::tower::media;
 
 pub(crate) const PATIENCE: Patience =
     Patience { start: Duration::from_secs(60), answer: Duration::from_secs(30) };
-const SILENCE: Duration = Duration::from_secs(10);
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn model() -> PathBuf {
     repository("tests/oracle/checkpoints/base_bf16")

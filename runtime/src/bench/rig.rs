@@ -505,7 +505,7 @@ fn last_piece<'a>(groups: &'a [Group<'a>]) -> RoundShape<'a> {
 /// A time whose part in layers is scaled from those measured to all: exactly itself where all were measured.
 fn scaled(time: f64, fixed: f64, [some, all]: [usize; 2]) -> f64 {
     let of_layers = time - fixed.min(time);
-    time + of_layers * (all - some) as f64 / some as f64
+    time + of_layers * (all as f64 - some as f64) / some as f64
 }
 
 fn count_distinct(ids: &[u32]) -> usize {

@@ -345,8 +345,8 @@ pub struct OpenEngine {
 /// Opens a model: checks the whole folder, tells the memory plan, reads the weights, captures the ladder.
 ///
 /// # Errors
-/// The folder cannot be loaded, a setting cannot be honoured, or the device has too little memory; each names what
-/// is wrong.
+/// The folder cannot be loaded, a setting cannot be honoured, or the device or the system has too little memory; each
+/// names what is wrong.
 pub fn open(
     dir: &Path,
     options: &EngineOptions,
@@ -441,6 +441,10 @@ fn open_any(
     let plan = sizes.memory_plan(&opened);
     progress(Progress::Plan(plan.clone()));
     plan.check(&device)?;
+    if let Some(rank) = rank {
+        // Before either reads for minutes what the other one has no memory for.
+        rank.peer.meet("memory for its share of the model")?;
+    }
     let Sizes { options, layouts, limits, eyes } = sizes;
 
     let state = State::new(

@@ -2,10 +2,10 @@
 
 use std::convert::Infallible;
 
-use vision::{Clip, ClipBuilder, Picture, Preprocess, Size, Times, VideoSettings};
+use vision::{Clip, ClipBuilder, Picture, Preprocess, Size, Times, VideoSettings, stamp_text};
 
 use super::{Planned, Random, Schedule};
-use crate::pictures::{Shown, Sight};
+use crate::pictures::{Pixels, Sight};
 
 /// Rows and columns of merged squares that a picture has at most.
 const SQUARES: [u32; 2] = [5, 6];
@@ -29,7 +29,8 @@ impl Schedule {
                 continue;
             }
             let count = 1 + usize::from(random.below(3) == 0);
-            let drawn: Vec<(Form, Shown)> = (0..count).map(|_| draw(random, &sight, &mut before)).collect();
+            let drawn: Vec<(Drawing, Pixels)> =
+                (0..count).map(|_| draw(random, &sight, &mut before)).collect();
             place(random, planned, &drawn, &sight, vocab, piece);
         }
     }
@@ -42,50 +43,58 @@ fn every_size(sight: &Sight) -> Sight {
         let most = SQUARES.iter().fold(square, |pixels, squares| pixels * u64::from(*squares));
         Preprocess { min_pixels: square, max_pixels: u64::from(FRAMES + 1) * most, ..settings }
     };
-    let video = VideoSettings { preprocess: range(sight.video.preprocess), ..sight.video };
+    let preprocess = range(sight.video.preprocess);
+    let video = VideoSettings { preprocess, max_frames: FRAMES as usize, ..sight.video };
     Sight { picture: range(sight.picture), video, ..sight.clone() }
 }
 
 /// What pixels are drawn for.
 #[derive(Clone, Copy)]
-struct Form {
+struct Drawing {
     /// Of a clip; none of a still picture.
     frames: Option<u32>,
     /// Rows and columns.
     pixels: [u32; 2],
 }
 
-impl Form {
-    fn random(random: &mut Random, factor: u32) -> Form {
+impl Drawing {
+    fn random(random: &mut Random, factor: u32) -> Drawing {
         let frames = (random.below(3) == 0).then(|| 2 + random.below(FRAMES - 1));
         let squares = if frames.is_some() { FRAME_SQUARES } else { SQUARES };
-        // Up to half a square less: it is resized to whole ones.
-        let pixels = squares.map(|most| (1 + random.below(most)) * factor - random.below(factor / 2));
-        Form { frames, pixels }
+        // Up to half a square off: it is resized to whole ones. A frame with a side below a square would grow on both.
+        let pixels = squares.map(|most| {
+            let (whole, off) = ((1 + random.below(most)) * factor, random.below(factor / 2));
+            if frames.is_some() { whole + off } else { whole - off }
+        });
+        Drawing { frames, pixels }
     }
 
-    /// About as many as the model takes for it.
-    fn rows(&self, settings: &Preprocess) -> u32 {
-        let [height, width] = self.pixels.map(|side| side.div_ceil(settings.factor()));
-        self.frames.map_or(1, |frames| frames.div_ceil(settings.frames)) * height * width
+    /// What the model takes for it, or for its first pair of frames.
+    fn rows(&self, factor: u32) -> u32 {
+        self.pixels.iter().map(|side| (side + factor / 2) / factor).product()
+    }
+
+    /// Ids between the one that stands before its placeholder and its first row: a time stamp and another such id.
+    fn ids_ahead(&self) -> u32 {
+        self.frames.map_or(0, |_| stamp_text(0.0).len() as u32 + 1)
     }
 }
 
-/// Something to see: another one, one that was there before, or one of its form.
-fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Form, Shown)>) -> (Form, Shown) {
+/// Something to see: another one, one that was there before, or one like it.
+fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Drawing, Pixels)>) -> (Drawing, Pixels) {
     let known = before.len() as u32;
     let again = (known > 0 && random.below(3) > 0).then(|| before[random.below(known) as usize].clone());
-    let form = match again {
+    let drawing = match again {
         Some(again) if random.below(2) == 0 => return again,
-        Some((form, _)) => form,
-        None => Form::random(random, sight.picture.factor()),
+        Some((drawing, _)) => drawing,
+        None => Drawing::random(random, sight.picture.factor()),
     };
-    let shown = match form.frames {
-        None => Shown::Picture(picture(random, form.pixels)),
-        Some(frames) => Shown::Clip(clip(random, frames, form.pixels, &sight.video)),
+    let shown = match drawing.frames {
+        None => Pixels::Picture(picture(random, drawing.pixels)),
+        Some(frames) => Pixels::Clip(clip(random, frames, drawing.pixels, &sight.video)),
     };
-    before.push((form, shown.clone()));
-    (form, shown)
+    before.push((drawing, shown.clone()));
+    (drawing, shown)
 }
 
 fn picture(random: &mut Random, [height, width]: [u32; 2]) -> Picture {
@@ -107,7 +116,7 @@ fn clip(random: &mut Random, frames: u32, pixels: [u32; 2], settings: &VideoSett
 fn place(
     random: &mut Random,
     planned: &mut Planned,
-    drawn: &[(Form, Shown)],
+    drawn: &[(Drawing, Pixels)],
     sight: &Sight,
     vocab: u32,
     piece: u32,
@@ -117,22 +126,24 @@ fn place(
         0 => random.below(text.len() as u32 + 1) as usize,
         1 => text.len(),
         _ => {
-            // The id before a picture is at this position, its first row behind it.
-            let start = (piece - 1).saturating_sub(random.below(drawn[0].0.rows(&sight.picture))) as usize;
+            // Its first row is at the edge, or so far ahead of it that the last one is there or behind it.
+            let drawing = drawn[0].0;
+            let ahead = 1 + drawing.ids_ahead() + random.below(drawing.rows(sight.picture.factor()));
+            let start = piece.saturating_sub(ahead) as usize;
             while text.len() < start {
                 text.push(random.below(vocab));
             }
             start
         }
     };
-    for (form, _) in drawn {
-        let pad = if form.frames.is_some() { sight.ids.video } else { sight.ids.image };
+    for (drawing, _) in drawn {
+        let pad = if drawing.frames.is_some() { sight.ids.video } else { sight.ids.image };
         text.splice(at..at, [sight.ids.start, pad, sight.ids.end]);
         at += 3;
         at += random.below((text.len() - at) as u32 + 1) as usize;
     }
-    let shown: Vec<Shown> = drawn.iter().map(|(_, shown)| shown.clone()).collect();
-    // Any ids will do.
+    let shown: Vec<Pixels> = drawn.iter().map(|(_, shown)| shown.clone()).collect();
+    // One for each byte: any ids will do.
     let stamp = |text: &str| Ok::<_, Infallible>(text.bytes().map(|byte| u32::from(byte) % vocab).collect());
     (planned.prompt, planned.media) =
         sight.place(&text, &shown, stamp).expect("pictures of a size that fits");
@@ -181,10 +192,10 @@ mod tests {
     /// Whatever the seed, a few schedules have all that can go wrong.
     #[test]
     fn schedules_show_every_kind_of_place() {
-        let mut rows = Vec::new();
+        let (mut rows, mut clips_across) = (Vec::new(), 0);
         for seed in 1..20 {
             let (mut across, mut behind, mut two, mut again, mut sized) = (0, 0, 0, 0, 0);
-            let (mut pairs, mut texts) = (0, 0);
+            let (mut later_pairs, mut texts) = (0, 0);
             for schedule in schedules(seed) {
                 let (mut shown, mut grids) = (HashMap::new(), HashSet::new());
                 let media: Vec<&Media> =
@@ -200,17 +211,21 @@ mod tests {
                 for planned in &schedule.requests {
                     let spans = spans(planned);
                     let ends = |span: &Span| span.first + span.rows();
-                    across += spans.iter().filter(|span| (span.first + 1..ends(span)).contains(&128)).count();
+                    let crosses = |span: &&Span| (span.first + 1..ends(span)).contains(&128);
+                    across += spans.iter().filter(crosses).count();
+                    let of_clip = |span: &&Span| planned.prompt[span.first] == IDS.video;
+                    clips_across += spans.iter().filter(of_clip).filter(crosses).count();
                     behind += spans.iter().filter(|span| span.first >= 100).count();
                     texts += usize::from(spans.is_empty());
                     two += usize::from(planned.media.len() == 2);
-                    pairs += spans.iter().filter(|span| span.row > 0).count();
+                    later_pairs += spans.iter().filter(|span| span.row > 0).count();
                     rows.extend(spans.iter().map(Span::rows));
                 }
             }
-            let counts = [across, behind, two, again, sized, pairs, texts];
+            let counts = [across, behind, two, again, sized, later_pairs, texts];
             assert!(counts.iter().all(|count| *count > 0), "seed {seed}: {counts:?}");
         }
+        assert!(clips_across > 5, "{clips_across}");
         rows.sort_unstable();
         rows.dedup();
         let sizes = (1..=30).filter(|rows| (1..=5).any(|height| rows % height == 0 && rows / height <= 6));

@@ -34,7 +34,7 @@ pub struct Planned {
     pub cancel: Option<u32>,
     /// Its cache class.
     pub class: ClassId,
-    /// Its pictures.
+    /// Its pictures and clips.
     pub media: Vec<Media>,
 }
 
@@ -276,7 +276,7 @@ impl Planned {
         spans.map(|span| span.first + span.rows()).max().unwrap_or(0)
     }
 
-    /// Leaves out the last picture with its placeholders, if there is one.
+    /// Leaves out the last picture or clip with its placeholders, if there is one. What stands around them is text.
     fn leave_out_a_picture(&mut self) -> bool {
         let Some(media) = self.media.pop() else { return false };
         for span in media.spans.iter().rev() {

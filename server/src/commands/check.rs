@@ -33,14 +33,14 @@ pub(crate) fn check(args: &CheckArgs) -> Result<(), Failure> {
             told = super::told();
         }
         Step::Played { name, done, least } => {
+            if done == 0 {
+                bar.reset();
+            }
             bar.set_message(name);
             bar.set_length(done.max(least).into());
             bar.set_position(done.into());
         }
-        Step::Decided(receipt) => {
-            bar.suspend(|| out.print(&format!("{receipt}\n")));
-            bar.reset();
-        }
+        Step::Decided(receipt) => bar.suspend(|| out.print(&format!("{receipt}\n"))),
     });
     bar.finish_and_clear();
     let receipts = receipts.map_err(engine_failure)?;
