@@ -23,9 +23,9 @@ pub struct Sight {
     pub most_patches: usize,
 }
 
-/// Pixels for a prompt.
+/// A picture or a clip whose pixels are there, for a prompt.
 #[derive(Clone, Debug)]
-pub enum Pixels {
+pub enum Decoded {
     /// A still picture.
     Picture(Picture),
     /// A clip, prepared as [`Sight::video`] says.
@@ -42,7 +42,7 @@ impl Sight {
     pub fn place<E: Display>(
         &self,
         ids: &[u32],
-        shown: &[Pixels],
+        shown: &[Decoded],
         tokenize: impl FnMut(&str) -> Result<Vec<u32>, E>,
     ) -> Result<(Vec<u32>, Vec<Media>), Error> {
         let wrong = |why: &dyn Display| Error::Prompt(why.to_string());
@@ -58,14 +58,14 @@ impl Sight {
         Ok((ids, media.collect()))
     }
 
-    fn prepare(&self, shown: &Pixels) -> Result<(Medium, Patches, ContentKey), PictureError> {
+    fn prepare(&self, shown: &Decoded) -> Result<(Medium, Patches, ContentKey), PictureError> {
         match shown {
-            Pixels::Picture(picture) => {
+            Decoded::Picture(picture) => {
                 let patches = picture_patches(picture, &self.picture)?;
                 let key = ContentKey::of_picture(picture, &self.picture);
                 Ok((Medium::Picture { grid: patches.grid }, patches, key))
             }
-            Pixels::Clip(Clip { patches, stamps, key }) => {
+            Decoded::Clip(Clip { patches, stamps, key }) => {
                 let medium = Medium::Video { grid: patches.grid, stamps: stamps.clone() };
                 Ok((medium, patches.clone(), *key))
             }

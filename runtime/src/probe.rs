@@ -161,8 +161,8 @@ impl Prepared {
     /// Reads the weights and computes the logits of a request.
     ///
     /// # Errors
-    /// The device or the system has too little memory; ids past the vocabulary or the context; pictures or pieces that do not fit the
-    /// ids.
+    /// The device or the system has too little memory; ids past the vocabulary or the context; pictures or pieces that
+    /// do not fit the ids.
     pub fn logits(
         self,
         request: &LogitsRequest,

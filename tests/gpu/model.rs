@@ -6,13 +6,14 @@ use graph::{CudaOptions, Device, Digest, Exchange};
 use kernels::numerics::ElementType;
 use runtime::checkpoint::layout::Format;
 use runtime::convert::{ConvertOptions, convert};
-use runtime::engine::{Class, EngineOptions, Place, open};
+use runtime::engine::{EngineOptions, Place, open};
 use runtime::lanes::LayerSpans;
 use runtime::model::Picks;
 use runtime::open::Load;
 use runtime::receipts::{CheckOptions, Random, Schedule, check, play};
 use runtime::weights::{DenseForm, TablePlace};
 use tests::differ::{Kind, differ};
+use tests::engine::tight;
 use tests::fixture::{Fixture, Lane, Size, repository};
 use tests::oracle::{cases, read_json, rms_relative};
 
@@ -372,21 +373,7 @@ fn receipts_hold_in_every_format() {
 }
 
 fn schedules_leave_the_same_with_graphs_and_without() {
-    let options = |graphs| EngineOptions {
-        place: Place::Cuda(0),
-        graphs,
-        classes: vec![
-            Class { context: 512, lanes: 8, pages: 14 },
-            Class { context: 256, lanes: 4, pages: 7 },
-        ],
-        slab_lanes: 3,
-        piece_rows: 64,
-        decode_share: 2,
-        depth: 1,
-        trace: true,
-        poison: true,
-        ..EngineOptions::default()
-    };
+    let options = |graphs| EngineOptions { place: Place::Cuda(0), graphs, ..tight() };
     for (name, vocab, schedules) in
         [("base_bf16", 1009, 12), ("quant_fp8_block", 309, 4), ("quant_nvfp4", 309, 4)]
     {

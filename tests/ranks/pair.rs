@@ -5,13 +5,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use kernels::numerics::ElementType;
 use planner::RequestId;
 use runtime::engine::{Class, Engine, EngineOptions, Event, RoundCounts, Vision, open, open_rank};
 use runtime::error::Error;
 use runtime::ranks::{Patience, Rank};
 use runtime::receipts::{Life, Schedule, Trail, play};
 use runtime::request::Submission;
+use tests::engine::traced;
 use tests::fixture::repository;
 use tests::sight::case;
 use tests::tower::media;
@@ -26,17 +26,7 @@ pub(crate) fn model() -> PathBuf {
 
 /// Slabs of three lanes that grow, few pages, short pieces.
 pub(crate) fn tight() -> EngineOptions {
-    EngineOptions {
-        element: ElementType::Bf16,
-        classes: vec![Class { context: 512, lanes: 8, pages: 14 }],
-        slab_lanes: 3,
-        piece_rows: 64,
-        decode_share: 2,
-        depth: 1,
-        trace: true,
-        poison: true,
-        ..EngineOptions::default()
-    }
+    EngineOptions { classes: vec![Class { context: 512, lanes: 8, pages: 14 }], ..traced() }
 }
 
 /// Lanes that see.

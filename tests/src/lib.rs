@@ -3,6 +3,7 @@
 pub mod check;
 pub mod churn;
 pub mod differ;
+pub mod engine;
 pub mod fixture;
 mod guarded;
 pub mod listed;

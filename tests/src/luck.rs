@@ -10,6 +10,7 @@ use runtime::receipts::{Random, Schedule, play};
 use runtime::request::Submission;
 use runtime::weights::TablePlace;
 
+use crate::engine;
 use crate::fixture::repository;
 
 const CHECKPOINT: &str = "tests/oracle/checkpoints/base_bf16";
@@ -25,17 +26,8 @@ fn open_in(checkpoint: &str, options: &EngineOptions) -> Result<Engine, runtime:
 
 /// Slabs of two lanes that grow, short pieces, no overlap, everything traced.
 fn traced(place: Place) -> EngineOptions {
-    EngineOptions {
-        place,
-        classes: vec![Class { context: 256, lanes: 6, pages: 24 }],
-        slab_lanes: 2,
-        piece_rows: 64,
-        decode_share: 2,
-        depth: 1,
-        trace: true,
-        poison: true,
-        ..EngineOptions::default()
-    }
+    let classes = vec![Class { context: 256, lanes: 6, pages: 24 }];
+    EngineOptions { place, classes, slab_lanes: 2, ..engine::traced() }
 }
 
 /// A few short requests, all at once.

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use vision::{Clip, ClipBuilder, Picture, Preprocess, Size, Times, VideoSettings, stamp_text};
 
 use super::{Planned, Random, Schedule};
-use crate::pictures::{Pixels, Sight};
+use crate::pictures::{Decoded, Sight};
 
 /// Rows and columns of merged squares that a picture has at most.
 const SQUARES: [u32; 2] = [5, 6];
@@ -29,7 +29,7 @@ impl Schedule {
                 continue;
             }
             let count = 1 + usize::from(random.below(3) == 0);
-            let drawn: Vec<(Drawing, Pixels)> =
+            let drawn: Vec<(Drawing, Decoded)> =
                 (0..count).map(|_| draw(random, &sight, &mut before)).collect();
             place(random, planned, &drawn, &sight, vocab, piece);
         }
@@ -81,7 +81,7 @@ impl Drawing {
 }
 
 /// Something to see: another one, one that was there before, or one like it.
-fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Drawing, Pixels)>) -> (Drawing, Pixels) {
+fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Drawing, Decoded)>) -> (Drawing, Decoded) {
     let known = before.len() as u32;
     let again = (known > 0 && random.below(3) > 0).then(|| before[random.below(known) as usize].clone());
     let drawing = match again {
@@ -90,8 +90,8 @@ fn draw(random: &mut Random, sight: &Sight, before: &mut Vec<(Drawing, Pixels)>)
         None => Drawing::random(random, sight.picture.factor()),
     };
     let shown = match drawing.frames {
-        None => Pixels::Picture(picture(random, drawing.pixels)),
-        Some(frames) => Pixels::Clip(clip(random, frames, drawing.pixels, &sight.video)),
+        None => Decoded::Picture(picture(random, drawing.pixels)),
+        Some(frames) => Decoded::Clip(clip(random, frames, drawing.pixels, &sight.video)),
     };
     before.push((drawing, shown.clone()));
     (drawing, shown)
@@ -116,7 +116,7 @@ fn clip(random: &mut Random, frames: u32, pixels: [u32; 2], settings: &VideoSett
 fn place(
     random: &mut Random,
     planned: &mut Planned,
-    drawn: &[(Drawing, Pixels)],
+    drawn: &[(Drawing, Decoded)],
     sight: &Sight,
     vocab: u32,
     piece: u32,
@@ -142,7 +142,7 @@ fn place(
         at += 3;
         at += random.below((text.len() - at) as u32 + 1) as usize;
     }
-    let shown: Vec<Pixels> = drawn.iter().map(|(_, shown)| shown.clone()).collect();
+    let shown: Vec<Decoded> = drawn.iter().map(|(_, shown)| shown.clone()).collect();
     // One for each byte: any ids will do.
     let stamp = |text: &str| Ok::<_, Infallible>(text.bytes().map(|byte| u32::from(byte) % vocab).collect());
     (planned.prompt, planned.media) =

@@ -14,7 +14,7 @@ use crossbeam_channel::Select;
 use runtime::chat::ChatTemplate;
 use runtime::engine::{Event, Handle, OpenEngine, Stats, Ticket};
 use runtime::memory::Size;
-use runtime::pictures::{Pixels, Sight};
+use runtime::pictures::{Decoded, Sight};
 use runtime::receipts;
 use runtime::tokenizer::Tokenizer;
 
@@ -122,7 +122,7 @@ impl Play<'_> {
         let (mut prompt, mut media) = (self.tokenizer.encode(&text).map_err(Failure::input)?, Vec::new());
         let picture = self.sight.as_ref().filter(|_| part.sees).map(|sight| (picture::drawn(), sight));
         if let Some((picture, sight)) = &picture {
-            let shown = [Pixels::Picture(picture.clone())];
+            let shown = [Decoded::Picture(picture.clone())];
             (prompt, media) =
                 sight.place(&prompt, &shown, |text| self.tokenizer.encode(text)).map_err(Failure::input)?;
         }
